@@ -9,6 +9,7 @@ import difflib
 import gzip
 import io
 import lzma
+import posixpath
 import re
 import shutil
 import stat
@@ -20,9 +21,10 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any
 
 from scripts.common.errors import UserError
+from scripts.common.files import stands_for
 from scripts.common.outputs import open_own
 
 BUFFER = 1 << 20
@@ -36,17 +38,23 @@ _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
-# name, size by its header, what it is if it is no file, and how it is opened, before the next one is asked for
-_Member = tuple[str, int, str | None, Callable[[], Any]]
+# name, size by its header, what it is if it is no file, the member that it leads to if it is a link, and how it is
+# opened, before the next one is asked for
+_Member = tuple[str, int, str | None, str | None, Callable[[], Any]]
 
 
 def iterate_members(
-    archive: Path, wanted: Callable[[str], bool], *, most_bytes: int | None = None
-) -> Generator[tuple[str, BinaryIO], None, None]:
+    archive: Path,
+    wanted: Callable[[str], bool],
+    *,
+    most_bytes: int | None = None,
+    links: dict[str, str] | None = None,
+) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
     Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
-    skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
+    skipped when the next member is asked for. Only a pass to the end has tested all of the archive. ``links`` gets
+    the wanted links of a tar: to each name the one that it leads to, which may be in the archive or not.
 
     Raises:
         UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted, or
@@ -55,11 +63,14 @@ def iterate_members(
     """
     total = 0
     with closing(_members(archive, archive.name)) as members:
-        for name, size, other, opened in members:
+        for name, size, other, target, opened in members:
             if not wanted(name):
                 continue
             if name.startswith("/") or ".." in name.split("/"):
                 other = "under a name that leads out of the folder"
+            elif links is not None and target is not None:
+                links[name] = target
+                continue
             if other is not None:
                 raise UserError(f"{archive}: member {name} is {other}; see who made it, and pack plain files alone")
             total += size
@@ -72,7 +83,7 @@ def iterate_members(
                 yield name, stream
 
 
-def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, BinaryIO], None, None]:
+def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield exactly these members, in the archive's order, in one pass that ends with the last of them."""
     missing = set(names)
     there: list[str] = []
@@ -100,7 +111,7 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
 
 def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
-    for member, _, other, opened in _members(archive, name):
+    for member, _, other, _, opened in _members(archive, name):
         if other is None:
             with _content(archive, member, opened, packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
@@ -111,6 +122,8 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
     """Yield all members but folders; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
+    if what := stands_for(archive, name):
+        raise UserError(f"{archive} is {what}")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     with damage_told(str(archive)), archive.open("rb") as file:
         if name.endswith(".zip"):
@@ -119,9 +132,9 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
                 other = None if kind in (0, stat.S_IFREG) else "a link or a device"
                 inner = _plain(entry.filename.replace("\\", "/"))  # as some programs on Windows write it
                 if not inner.endswith("/"):
-                    yield inner, entry.file_size, other, partial(zipped.open, entry)
+                    yield inner, entry.file_size, other, None, partial(zipped.open, entry)
         elif packing is None:
-            yield name, archive.stat().st_size, None, lambda: archive.open("rb")
+            yield name, archive.stat().st_size, None, None, lambda: archive.open("rb")
         else:
             yield from _tar_members(OPENERS[packing](file) if packing else file, bool(packing))
 
@@ -145,7 +158,9 @@ def _tar_members(data: Any, packed: bool) -> Iterator[_Member]:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()
             if not info.isdir():
-                yield _plain(info.name), info.size, other, partial(tar.extractfile, info)
+                beside = posixpath.dirname(info.name) if info.issym() else ""
+                target = posixpath.normpath(posixpath.join(beside, info.linkname)) if info.linkname else None
+                yield _plain(info.name), info.size, other, target, partial(tar.extractfile, info)
         # tarfile takes a header that is damaged or cut short for the end; a compressed stream has an end of its own
         if not packed and data.tell() < tar.offset + tarfile.BLOCKSIZE:
             raise tarfile.ReadError("the blocks of zeros that end a tar are missing")
@@ -159,7 +174,7 @@ def _plain(name: str) -> str:
     return re.sub(r"^(\./+)+", "", name)
 
 
-def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> BinaryIO:
+def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> io.BufferedReader:
     what = f"{archive}, member {member}" if member != archive.name else str(archive)
     with damage_told(what):
         stream = opened()
@@ -191,7 +206,7 @@ def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
         raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
 
 
-def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
+def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> io.BufferedReader:
     """``stream``, buffered; damage in it raises a UserError that names ``what``. A reader's own errors stay its own."""
 
     class Told(io.RawIOBase):
@@ -208,4 +223,4 @@ def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> BinaryIO:
             stream.close()
             super().close()
 
-    return cast(BinaryIO, io.BufferedReader(Told(), BUFFER))
+    return io.BufferedReader(Told(), BUFFER)

@@ -12,7 +12,7 @@ from data_prep.cli import add_options, command_parser
 from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import copy_file, count_lines
+from scripts.common.files import check_path, copy_file, count_lines, stands_for
 from scripts.common.outputs import atomic_folder, lock, remove
 from scripts.common.process import python_module, run_logged
 from scripts.common.terminal import StatusLine, clock, repeatedly
@@ -38,14 +38,16 @@ def binarise(
     """
     splits = SPLITS if dictionaries is None else ("test",)
     _check_input(dataset, prepared, splits)
+    check_path(out)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
     with lock(out), atomic_folder(out) as folder:
         status, start = StatusLine(), time.monotonic()
         status.line("fairseq-preprocess ...")
         # it says nothing itself until a split is done
         with repeatedly(0.5, lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
-            command = _command(dataset, prepared, folder, splits, workers, dictionaries)
-            run_logged(command, log, lambda line: None, what="fairseq-preprocess")
+            command = _command(dataset, folder.absolute(), splits, workers, dictionaries)
+            # in that folder, since fairseq parts paths at commas
+            run_logged(command, log, lambda line: None, what="fairseq-preprocess", cwd=prepared)
         status.close()
         copy_file(log, folder / _LOG)
         remove(log)
@@ -62,22 +64,24 @@ def binarise(
 
 
 def _command(
-    dataset: Dataset, prepared: Path, folder: Path, splits: Sequence[str], workers: int, dictionaries: Path | None
+    dataset: Dataset, folder: Path, splits: Sequence[str], workers: int, dictionaries: Path | None
 ) -> list[str]:
     options = dataset.binarise
     command = python_module("fairseq_cli.preprocess")
     command += ["--destdir", str(folder), "--workers", str(workers)]
     if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
         command.append("--only-source")
-        command += [f"--{split}pref={prepared / f'{split}.{dataset.source}'}" for split in splits]
+        command += [f"--{split}pref={split}.{dataset.source}" for split in splits]
     else:
         command += ["--source-lang", dataset.source, "--target-lang", dataset.target]
-        command += [f"--{split}pref={prepared / split}" for split in splits]
+        command += [f"--{split}pref={split}" for split in splits]
     if dictionaries is not None:
         for flag, language in zip(("--srcdict", "--tgtdict"), dataset.languages, strict=False):
             if not (path := dictionaries / dictionary(dataset, language)).is_file():
                 raise UserError(f"there is no {path}; expected the dictionaries that the model was trained with")
-            command += [flag, str(path)]
+            if what := stands_for(path):
+                raise UserError(f"{path} is {what}")
+            command += [flag, str(path.absolute())]
         return command
     limits = {"--thresholdsrc": options.threshold_source, "--nwordssrc": options.nwords_source}
     if dataset.target is not None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.text.languages import is_published
 from scripts.common.errors import UserError
 from scripts.common.files import digest
 from scripts.common.schema import build, require
@@ -13,6 +14,8 @@ from scripts.common.strict_yaml import read_yaml
 
 LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
 _MOST_NUMBERS = 100_000
+_RULES = 2  # one more where steps make other text than before, of SentencePiece or of a language beside the published
+_BY_LANGUAGE = ("tokenise", "normalise_punctuation", "remove_non_printing")
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
 INVALID = ("error", "replace", "drop")
@@ -161,6 +164,9 @@ class Dataset:
         for step in facts["steps"]:
             if (codes := step["parameters"].get("codes")) and Path(str(codes)).is_file():
                 step["parameters"]["codes"] = digest([Path(codes)])  # wherever they lie, they are the same
+            published = all(map(is_published, step["languages"] or self.languages))
+            if step["name"] == "sentencepiece" or (step["name"] in _BY_LANGUAGE and not published):
+                step["rules"] = _RULES
         # where they say nothing: what was made before there were these keys stays as it is
         if self.kind != "text":
             del facts["invalid"]

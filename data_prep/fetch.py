@@ -78,7 +78,8 @@ def fetch(name: str, file: File, folder: Path, *, raw: Path | None, ledger: Path
     Args:
         name: its name, whose ending says what kind of file it is.
         file: what to fetch.
-        folder: where to; beside the file, .NAME.work.lightconv is an unfinished download, NAME.bad is one that was wrong.
+        folder: where to; beside the file, its unfinished download (.NAME.work.lightconv), or one that was
+            wrong (NAME.bad).
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
         ledger: JSON file that keeps what came.
         option: the command's name for the folder of files put by hand, for messages.

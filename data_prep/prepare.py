@@ -8,7 +8,8 @@ The folder written holds
   counts.json                    lines after every step, what was dropped why, words, digests
   timings.json                   how long each step took
 
-A run that was interrupted goes on from its last complete step, in the hidden folder beside --out (.NAME.work.lightconv).
+A run that was interrupted goes on from its last complete step, in the folder
+.NAME.work.lightconv beside --out.
 
 example: python -m data_prep.prepare debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
@@ -22,6 +23,7 @@ from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
+from data_prep.steps.plan import notes
 from scripts.common.command import run_command
 from scripts.common.files import digest
 from scripts.common.outputs import atomic_folder, check_replaceable, lock, remove, work_folder
@@ -50,6 +52,8 @@ def prepare(
         # what of the dataset decides the text; and our code, which must not change half-way
         made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used, "code": _code()}
         work = work_folder(out, made_from)
+        for note in notes(dataset):
+            pool.say(note)
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
         report: dict[str, Any] = {}
         engine.run(kind.read(dataset, raw, report), report)

@@ -4,7 +4,7 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,17 @@ from typing import Any
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.steps.engine import LONGEST
-from scripts.common.figure import open_figure
 from scripts.common.files import read_json, write_lines
+from scripts.common.terminal import markdown_table
 
-FILES = ("report.md", "lengths.png")
+NAME = "report.md"
 EXAMPLES = 5
-BARS = 60
 SEED = 1
 _UNKNOWN = re.compile(r": \d+ sents, (\d+) tokens, (\S+)% replaced")
 
 
 def write_report(dataset: Dataset, out: Path) -> Path:
-    """Write ``out/report.md`` and its picture from what the stages left in ``out``; returns the report's path."""
+    """Write ``out/report.md`` from what the stages left in ``out``; returns its path."""
     counts = read_json(out / "prepared" / "counts.json")
     lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
     lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
@@ -32,17 +31,14 @@ def write_report(dataset: Dataset, out: Path) -> Path:
     lines += _examples(dataset, out, counts) + _digests(counts)
     versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
     lines += ["## Versions", "", versions]
-    write_lines(out / "report.md", lines)
-    return out / "report.md"
+    write_lines(out / NAME, lines)
+    return out / NAME
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A Markdown table and an empty line; numbers with thousands marked, to the right."""
+    """A Markdown table and an empty line; numbers with thousands marked."""
     body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
-    columns = zip(*body, strict=True) if body else [[""]] * len(header)
-    figures = [any(column) and all(re.fullmatch(r"[\d,.%-]*", cell) for cell in column) for column in columns]
-    rule = ["---:" if right else "---" for right in figures]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, rule, *body)] + [""]
+    return [markdown_table(header, body), ""]
 
 
 def _sources(out: Path, counts: dict[str, Any]) -> list[str]:
@@ -105,7 +101,6 @@ def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
         for language in dataset.languages:
             with open(out / "prepared" / f"{split}.{language}", "rb") as f:
                 histograms[split, language] = Counter(len(line.split()) for line in f)
-    drawn = _draw(histograms, dataset.languages, out / "lengths.png")
     rows = [
         (
             split,
@@ -118,34 +113,14 @@ def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
         for (split, language), lengths in histograms.items()
     ]
     header = ("split", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
-    said = [f"Lines of more than {drawn:,} tokens, at most 1% of a split, are not drawn.", ""]
+    said: list[str] = []
     for name, found in counts.get("long", {}).items():
         said += [
             f"{name}: {found['lines']:,} lines are longer than the {LONGEST:,} tokens that fairseq's models take unless"
             f" told, the first is line {found['first'][0][0]:,}, the longest has {found['longest']:,} with its end.",
             "",
         ]
-    return ["## Lengths in tokens", "", *table(header, rows), "![lengths](lengths.png)", "", *said]
-
-
-def _draw(histograms: Mapping[tuple[str, str], Counter[int]], languages: Sequence[str], path: Path) -> int:
-    """The splits beside one another on the same scales; returns up to which length."""
-    longest = max(_quantile(histogram, 0.99) for histogram in histograms.values())
-    width = -(-(longest + 1) // BARS)
-    edges = range(0, longest + 1 + width, width)
-    with open_figure(path, width=12, height=3.2, dpi=100) as figure:
-        axes = figure.subplots(1, len(SPLITS), sharex=True, sharey=True)
-        for axis, split in zip(axes, SPLITS, strict=True):
-            for language in languages:
-                histogram = histograms[split, language]
-                shares = [100 * count / sum(histogram.values()) for count in histogram.values()]
-                axis.hist(list(histogram), bins=edges, weights=shares, histtype="step", label=language)
-            axis.set_title(split)
-            axis.set_xlabel("tokens a line" if width == 1 else f"tokens a line, {width} to a bar")
-            axis.legend()
-        axes[0].set_ylabel("% of lines")
-        figure.set_layout_engine("constrained")
-    return edges[-1]
+    return ["## Lengths in tokens", "", *table(header, rows), *said]
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:

@@ -353,6 +353,7 @@ def save(state: dict[str, Any], out: Path) -> None:
         )
     if packed and there == settings_of(out):
         raise ConversionError(f"{there} is of another model than {out.name}: give OUT a folder of its own")
+    out.parent.mkdir(parents=True, exist_ok=True)
     (write_safetensors if packed else write_state)(state, out)
 
 
@@ -391,8 +392,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.source.exists() and given.out.exists() and given.out.samefile(given.source):
         sys.exit(f"error: IN and OUT are both {given.source}; give another OUT, so that the original stays")
-    if given.out.is_dir() or not given.out.resolve().parent.is_dir():
-        sys.exit(f"error: {given.out} is not a file in an existing folder; give the name of the checkpoint to write")
+    if given.out.is_dir():
+        sys.exit(f"error: {given.out} is a folder; give the name of the checkpoint to write")
     with refusing(f"convert {given.source}", ConversionError, given.out):
         state, report = convert(given.source, ours=SUFFIX in (given.source.suffix, given.out.suffix))
         save(state, given.out)

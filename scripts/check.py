@@ -6,6 +6,7 @@ will exist, and that the units of hypotheses are joined to words. scripts.reprod
 does it with --data.
 """
 
+import ast
 import logging
 from argparse import Namespace
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
+from scripts.fairseq_io.mistakes import Given, check_mistakes
 from scripts.fairseq_io.models import (
     Command,
     TaskAndModel,
@@ -31,7 +33,7 @@ from scripts.fairseq_io.models import (
     without_memory,
 )
 from scripts.fairseq_io.precision import check_precision
-from scripts.pipeline.config import PRECISIONS, Config, combinations, config_parser, given_config
+from scripts.pipeline.config import PRECISIONS, Config, combinations, config_parser, flags, given_config
 from scripts.reproduce.run import baseline_config
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.metrics import Side, evaluate, measures
@@ -65,31 +67,20 @@ def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
 
 def check_settings(config: Config, data: Path | None, devices: Devices) -> TaskAndModel:
     """Check the settings; return what they build, with the dictionaries of ``data`` or, without data, stand-ins."""
-    args = parse(training(config, data or NOWHERE, devices))
-    generated = [(command.name, parse(command)) for command in generations(config, data or NOWHERE, devices)]
-    built = build(config, args, data)
-    for name, generation in generated:
-        if name == "fairseq-generate":
+    from fairseq.scoring import build_scorer
+
+    commands = [training(config, data or NOWHERE, devices), *generations(config, data or NOWHERE, devices)]
+    parsed = [(command, parse(command)) for command in commands]
+    built, dataset = build(config, parsed[0][1], data), load_dataset(config.dataset)
+    for command, args in parsed:
+        check_mistakes(Given(command, args, config, dataset, built, devices.gpu))
+        if command.name == "fairseq-generate":
             with explained(config.path, "set up the search of the section `generate`"):
-                built.task.build_generator([built.model], generation)
-            check_units(config, generation.post_process)
+                built.task.build_generator([built.model], args)
+                build_scorer(args.scoring, built.task.target_dictionary)
+                dict(ast.literal_eval(args.model_overrides))
     check_scores(config)
     return built
-
-
-def check_units(config: Config, joined: str | None) -> None:
-    """Refuse hypotheses in units other than words: scores would count the units, and text would have their signs.
-
-    ``joined``: the units that fairseq-generate joins.
-    """
-    dataset = load_dataset(config.dataset)
-    units = dataset.steps and dataset.units  # of text that comes prepared it is not known
-    if units and joined != units and (units, joined) != ("subword_nmt", "@@ "):  # as --remove-bpe alone says it
-        raise UserError(
-            f"{config.path}: `generate.post-process` is {joined}, and {config.dataset} is cut into units of {units}, "
-            f"which it would not join to words; set generate.post-process: {units} there, or in a file that builds on "
-            "it (`base:`)"
-        )
 
 
 def check_scores(config: Config) -> None:
@@ -101,7 +92,12 @@ def check_scores(config: Config) -> None:
     dataset = load_dataset(config.dataset)
     try:
         import_module("matplotlib")
-        if config.metric == "perplexity" or dataset.target is None:
+        if (config.metric == "perplexity") is not (dataset.target is None):
+            raise UserError(
+                f"{config.path}: `score.metric` is {config.metric}, and {config.dataset} is of "
+                f"{' and '.join(dataset.languages)}; text of one language is scored by its perplexity, of two by others"
+            )
+        if dataset.target is None:
             return
         text = detokeniser(dataset.target, dataset)("a")
         evaluate(measures(config.score, dataset.target), Side(["a"], [text]), Side(["a"], [text]))
@@ -132,7 +128,10 @@ def generations(config: Config, data: Path, devices: Devices) -> Iterator[Comman
     """The commands that run the model: every combination of the section `tune`, and that of the section `speed`."""
     keys, gpu = {key: f"generate.{key}" for key in config.generate}, devices.gpu
     if config.metric == "perplexity":
-        yield Command(config.path, commands.evaluate_command(config, data, NOWHERE, "test", gpu=gpu), keys)
+        words = commands.evaluate_command(config, data, NOWHERE, "test", gpu=gpu)
+        # a setting of this project's there, which fairseq-eval-lm is not given
+        joined = flags({"post-process": config.generate.get("post-process")})
+        yield Command(config.path, words + joined, keys)
         return
     for chosen in combinations({key: values for key, values in config.tune.items() if key != "last"}):
         settings = commands.generation_settings(config, chosen)
@@ -162,12 +161,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
     with explained(config.path, "build the model of `train`"), without_memory():
         model = task.build_model(cfg.model)
     with explained(config.path, "build `train.criterion`"):
-        task.build_criterion(cfg.criterion)
-    if args.criterion == "adaptive_loss" and getattr(model.decoder, "adaptive_softmax", None) is None:
-        raise UserError(
-            f"{config.path}: `train.criterion` is adaptive_loss, which is for a model with an adaptive softmax; "
-            "set train.adaptive-softmax-cutoff, or another criterion"
-        )
+        criterion = task.build_criterion(cfg.criterion)
     # some optimizers choose their code by whether there is a GPU, and run on nothing else then
     parameter = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
@@ -176,7 +170,7 @@ def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
         optimizer.step()
     with explained(config.path, "build `train.lr-scheduler`"):
         lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer).step_update(0)
-    return TaskAndModel(args, cfg, task, model)
+    return TaskAndModel(args, cfg, task, model, criterion)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from pathlib import Path
 from data_prep.dataset import LANGUAGE
 from data_prep.sources.supplied import SuppliedText, how_to_convert
 from data_prep.text.clean import count_words
+from data_prep.text.languages import letters_of
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
@@ -38,18 +39,6 @@ _MOST_BROKEN = 0.01  # of the lines are not UTF-8 by accident; more are in anoth
 _UNITS = {20_000: 2000, 500_000: 8000, 5_000_000: 16_000, math.inf: 32_000}  # of SentencePiece, by the most pairs
 _EPOCHS = 20  # from so many on the last ten are averaged: batches are not full, and there are fewer
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
-_SCRIPTS = {
-    **dict.fromkeys(("ar", "fa", "ur"), ("ARABIC",)),
-    **dict.fromkeys(("be", "bg", "mk", "ru", "uk"), ("CYRILLIC",)),
-    **dict.fromkeys(("hi", "mr", "ne"), ("DEVANAGARI",)),
-    **dict.fromkeys(
-        ("cs", "da", "de", "en", "es", "fi", "fr", "hu", "id", "it", "nl", "pl", "pt", "ro", "sv", "tr", "vi"),
-        ("LATIN",),
-    ),
-    **{"el": ("GREEK",), "he": ("HEBREW",), "ko": ("HANGUL", "CJK"), "th": ("THAI",), "zh": ("CJK",)},
-    "ja": ("CJK", "HIRAGANA", "KATAKANA"),
-}
-"""The scripts of some languages: text in another one was given for the wrong side."""
 
 
 @dataclass
@@ -74,7 +63,7 @@ class Side:
     def check(self) -> None:
         """Refuse text that is not in the language's script."""
         found = self.scripts()
-        wanted = _SCRIPTS.get(re.split("[-_]", self.language)[0])
+        wanted = letters_of(self.language)
         if not found:
             raise UserError(f"{self.path} has no letters in its first {len(self.words):,} lines; give a text")
         if wanted and sum(found[script] for script in wanted) < 0.1 * found.total():
@@ -165,9 +154,10 @@ def config_text(name: str, sides: tuple[Side, Side], *, gpu: bool) -> str:
     pairs, target = sides[0].lines, sides[1]
     language = target.language
     passes, most = _BUDGET[gpu]
-    tokens = sum(target.words) / max(1, len(target.words)) * 1.4 * pairs
+    tokens = max(1.0, sum(target.words) / max(1, len(target.words)) * 1.4 * pairs)
     update = 4000 if gpu else max(1536, 8 * most_words(sides))  # by two processes, each with room for the longest line
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
+    in_fact = updates * update / tokens  # a small text has more passes, a large one fewer
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if pairs < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         base, more, section = "../iwslt14_de_en/base.yaml", "  share-all-embeddings: true\n", ""
@@ -189,7 +179,7 @@ dataset: "{name}"
 seeds: [1]
 train:
   arch: {arch}
-  max-update: {updates}  # some {passes} passes over the text, {_LEAST} to {most:,} updates; more is better
+  max-update: {updates}  # some {in_fact:.2g} passes over the text, {_LEAST} to {most:,} updates; more is better
   dropout: {0.3 if gpu else 0.1}
 {more}{section}generate:
   post-process: sentencepiece

@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
@@ -30,30 +30,40 @@ from data_prep.archives import iterate_members
 from data_prep.binarise import SPECIAL_TYPES, vocab_size
 from data_prep.dataset import FOLDER, File, load_dataset
 from data_prep.fetch import fetch
-from scripts.common import CHECKOUT, ownership, scratch
+from data_prep.stages import DATASET
+from lightconv_plugin.units import CodesError, find_codes
+from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json, write_lines
-from scripts.common.lock import folder_lock, output_lock
+from scripts.common.files import copy_file, digest, read_json, write_json, write_lines
+from scripts.common.outputs import (
+    atomic_folder,
+    check_replaceable,
+    in_the_making,
+    lock,
+    open_own,
+    remove,
+    scratch_folder,
+)
 from scripts.common.process import ask_python
 from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints
+from scripts.fairseq_io.models import load_plugin
+from scripts.params import MOST_OFF, Vocabulary, read_rows
+from scripts.params import count as parameters
 from scripts.pipeline.pipeline import Pipeline, Stage
 from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"
 FILE = CHECKOUT / "configs" / "published.yaml"  # its header says what it holds
 OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("DynamicConv", "dynamic")}
-# what was learnt to cut words into units: ours, then those of the archives
-CODES = (
-    *("codes.{}", "codes", "sentencepiece.model.{}", "sentencepiece.model"),
-    *("code", "bpecodes", "bpecodes.{}", "code.{}"),
-)
+GLU = {(True, True): "on both sides", (True, False): "in the encoder", (False, True): "in the decoder"}
 AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no figure"  # the verdicts that are no failure
 # A small archive can hold what fills a disk. A checkpoint, dictionaries and codes are ten files; the published models
 # have fewer than 300 million parameters, 3.6 GB each with an optimiser's state.
 MOST_BYTES, MOST_MEMBERS = 20_000_000_000, 1_000
+SIDES = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
@@ -113,12 +123,12 @@ def each_archive(models: Mapping[str, Published]) -> list[Published]:
     return list({model.archive: model for model in reversed([*models.values()])}.values())[::-1]
 
 
-def codes_file(folder: Path, language: str) -> Path:
-    """The BPE merges or the SentencePiece model of a language beside a model."""
-    for name in CODES:
-        if (path := folder / name.format(language)).is_file():
-            return path
-    raise UserError(f"no BPE codes for {language} in {folder} and no SentencePiece model; give it with --codes")
+def codes_file(language: str, *folders: Path, or_else: str = "") -> Path:
+    """The BPE merges or the SentencePiece model of a language; ``or_else`` ends the error where there is none."""
+    try:
+        return find_codes(language, *folders)
+    except CodesError as error:
+        raise UserError(f"{error}{or_else}") from error
 
 
 def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
@@ -136,23 +146,46 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack what has the size and the members of a published model into ``folder``; gives the checkpoint in it."""
-    written = 0
-    for number, (name, stream) in enumerate(iterate_members(archive, lambda name: True, most_bytes=MOST_BYTES), 1):
-        if number > MOST_MEMBERS:
+    """Unpack what has the size and the members of a published model into ``folder``; gives the checkpoint in it.
+
+    A link to a member is a copy of it. Other links are left out, and said.
+    """
+    members: list[str] = []
+    links: dict[str, str] = {}
+
+    def wanted(name: str) -> bool:
+        members.append(name)
+        if len(members) > MOST_MEMBERS:
             raise UserError(f"{archive} holds more than {MOST_MEMBERS:,} files, and no published model is near that")
+        return True
+
+    written = 0
+
+    def write(name: str, stream: BinaryIO) -> None:
+        nonlocal written
         with open_own(folder / name, "wb") as file:
             while block := stream.read(1 << 20):
                 written += len(block)
                 if written > MOST_BYTES:  # of members that are packed themselves the headers do not say it
                     raise UserError(f"{archive} unpacks to more than {MOST_BYTES:,} bytes; see where it comes from")
                 file.write(block)
+
+    for name, stream in iterate_members(archive, wanted, most_bytes=MOST_BYTES, links=links):
+        write(name, stream)
+    held = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    while followed := [name for name, target in links.items() if target in held and name not in held]:
+        for name in followed:  # which others may lead to
+            with open(folder / links.pop(name), "rb") as stream:
+                write(name, stream)
+        held.update(followed)
+    for name, target in links.items():
+        print(f"{archive.name}: left out {name}, a link to {target}, which is no file in it", flush=True)
     found = sorted(folder.rglob("*.pt"))
     named = [path for path in found if path.name == "model.pt"]
     if len(named or found) == 1:
         return (named or found)[0]
-    held = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
-    raise UserError(f"{archive} holds {len(found)} checkpoints ({held}); expected one .pt file")
+    there = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
+    raise UserError(f"{archive} holds {len(found)} checkpoints ({there}); expected one .pt file")
 
 
 def convert(source: Path, out: Path) -> str:
@@ -162,34 +195,72 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(said.splitlines()[:-1])
 
 
+def paper_count(config: Path) -> int | None:
+    """Return the parameters of a configuration's model as the paper prints them, in millions; None if it does not."""
+    return next((row.paper for row in read_rows() if row.paper and row.config == config.resolve()), None)
+
+
 def check_model(published: Published, folder: Path) -> None:
-    """Compare a converted model and its dictionaries with what its name says it is."""
+    """Compare a converted model and its dictionaries with what its name says it is, and say where its GLUs are.
+
+    The name says "GLU" of models, too, that have it in the encoder alone by the paper's count: whichever sides have it,
+    a model with that count is taken, or with its configuration's, which ``scripts.params`` holds against the paper's.
+    """
     state = checkpoints.load(folder / "model.pt")
-    found = state["cfg"]["model"]
+    found, weights = state["cfg"]["model"], state["model"]
     dataset = load_dataset(published.dataset)
-    for side, language in zip(("encoder", "decoder"), dataset.languages, strict=True):
-        for key, value in ((f"{side}_conv_type", published.conv_type), (f"{side}_glu", published.glu)):
-            if found.get(key) != value:
-                raise UserError(
-                    f"{published.archive} is not the model {published.name}: its {key} is {found.get(key)}, expected "
-                    f"{value}; the file was exchanged or damaged on the way: fetch it again"
-                )
+    sizes = []
+    for side, language in zip(SIDES, dataset.languages, strict=True):
+        if (kind := found.get(f"{side}_conv_type")) != published.conv_type:
+            raise UserError(
+                f"{published.archive} is not the model {published.name}: its {side}_conv_type is {kind}, expected "
+                f"{published.conv_type}; the file was exchanged or damaged on the way: fetch it again"
+            )
         dictionary = folder / f"dict.{language}.txt"
         if not dictionary.is_file():
             held = ", ".join(sorted(path.name for path in folder.glob("[!.]*")))
             raise UserError(f"{published.archive} holds no {dictionary.name} ({held}); it is not {published.name}")
-        types, rows = vocab_size(dictionary), len(state["model"][f"{side}.embed_tokens.weight"])
+        types, rows = vocab_size(dictionary), len(weights[f"{side}.embed_tokens.weight"])
+        sizes.append(types)
         if types != rows:
             raise UserError(
                 f"{published.archive}: {dictionary.name} has {types:,} types with fairseq's {SPECIAL_TYPES} own, and "
                 f"the {side} of {published.name} embeds {rows:,}: it is another model's dictionary; fetch it again"
             )
+    shared = bool(found.get("share_all_embeddings"))
     sides = [(folder / f"dict.{language}.txt").read_bytes() for language in dataset.languages]
-    if found.get("share_all_embeddings") and sides[0] != sides[1]:
+    if shared and sides[0] != sides[1]:
         raise UserError(
             f"{published.archive}: {published.name} shares its embeddings, but its two dictionaries differ: one "
             "of them is another model's; fetch it again"
         )
+    tied = {"decoder.embed_tokens.weight"} if shared else set()
+    if shared or found.get("share_decoder_input_output_embed"):
+        tied.add("decoder.output_projection.weight")
+    count = sum(w.numel() for name, w in weights.items() if name not in tied and not name.endswith(".version"))
+    glus = (bool(found.get("encoder_glu")), bool(found.get("decoder_glu")))
+    paper = paper_count(published.config)
+    has = f"it has GLUs {GLU.get(glus, 'nowhere')} and {count:,} parameters"
+    print(f"{published.name}: {has}{'' if paper is None else f'; the paper has {paper}M'}", flush=True)
+    if glus == (published.glu, published.glu) or (paper is not None and abs(count / 1e6 - paper) < MOST_OFF):
+        return
+    load_plugin()
+    expected = parameters(published.config, Vocabulary(sizes[0], None if shared else sizes[1], ""))
+    if count != expected:
+        raise UserError(
+            f"{published.archive} is not the model {published.name}: {has}, expected GLUs "
+            f"{GLU[True, True] if published.glu else 'nowhere'}, or the {expected:,} parameters of {published.config}. "
+            "Fetch it again; if it is what its authors publish, python -m lightconv_plugin.convert takes it as it is"
+        )
+
+
+def say_codes(model: Published, folder: Path) -> None:
+    """Print which file cuts each language into units; none is needed to have the model."""
+    for language in load_dataset(model.dataset).languages:
+        try:
+            print(f"{model.name}: BPE codes of {language}: {find_codes(language, folder).name}", flush=True)
+        except CodesError as error:
+            print(f"{model.name}: {error}", flush=True)
 
 
 def get(model: Published, out: Path, origin: str | None = None, *, packed: bool = False) -> dict[str, Any]:
@@ -197,39 +268,35 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
 
     ``packed``: the model is there as model.safetensors with config.json, too.
     """
-    ownership.check_replaceable(out)
+    check_replaceable(out)
     record = out / "manifest.json"
     before = read_json(record, {})
-    fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
+    fetched = in_the_making(out.with_name(model.archive), ".fetched")
     archive, url = fetch_archive(model.archive, origin or model.url, fetched)
     manifest: dict[str, Any] = {"name": model.name, "from": url, "archive": model.archive}
     manifest |= {"bytes": archive.stat().st_size, "sha256": digest([archive])}
     if before.get("archive") == model.archive and before["sha256"] != manifest["sha256"]:
-        ownership.remove(fetched)
+        remove(fetched)
         raise UserError(
             f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {record}: "
             f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
         )
     try:
-        contents = out.with_name(f"{out.name}.unpacked")
-        scratch.clear_for(contents)
-        with atomic_folder(out) as folder, scratch.folder(contents) as unpacked:
+        with atomic_folder(out) as folder, scratch_folder(in_the_making(out, ".unpacked")) as unpacked:
             checkpoint = unpack(archive, unpacked)
-            for path in sorted(checkpoint.parent.glob("[!.]*")):
-                if path.is_file() and path.suffix != ".pt":
-                    copy_file(path, folder / path.name)
-            ownership.claim(folder / "model.pt")
+            for path in sorted(unpacked.rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
+                if path.is_file() and path.suffix != ".pt" and not (folder / path.name).exists():
+                    copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
+            say_codes(model, folder)
             if packed:
-                for name in ("model.safetensors", "config.json"):
-                    ownership.claim(folder / name)
                 convert(folder / "model.pt", folder / "model.safetensors")
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
-        ownership.remove(fetched)
+        remove(fetched)
         raise
-    ownership.remove(fetched)
+    remove(fetched)
     return manifest
 
 
@@ -266,7 +333,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
             print(f"{model.name}: {error}", flush=True)
             outcomes[model.name] = outcome(model, error=str(error).partition(";")[0].partition(":")[0])
     path = root / "scores" / "scores.json"
-    with folder_lock(path.parent):  # the file keeps the outcomes of other models
+    with lock(path.parent):  # the file keeps the outcomes of other models
         write_json(path, read_json(path, {}) | outcomes)
     print("\n".join(report(outcomes)), flush=True)
     if failed := [name for name, each in outcomes.items() if each["verdict"] not in (AS_PUBLISHED, NO_FIGURE)]:
@@ -278,7 +345,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
 
 def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
     folder = root / "scores" / model.name
-    with folder_lock(folder):
+    with lock(folder):
         command = ("scripts.pretrained", "get", model.name, "--from", origin, "--models", model.table)
         first = _stage("model", root / model.name, {"archive": model.archive, "from": origin}, (), *command)
         Pipeline({first.key: first}).run([first.key])
@@ -286,7 +353,7 @@ def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
         write_lines(config, configuration(model).splitlines())
         stages = {stage.key: stage for stage in (first, *score_stages(model, root, config))}
         pipeline = Pipeline(stages)
-        with folder_lock(stages["download"].folder.parent):
+        with lock(stages["download"].folder.parent / DATASET):
             pipeline.run(["download"])
         pipeline.run([key for key in stages if key not in (first.key, "download")])
         found = read_json(stages["score"].folder / "scores.json")
@@ -312,7 +379,7 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     of, fetched = model.dataset, root / model.name
     dataset = load_dataset(of).only_test()
     raw = root / "test_sets" / dataset.name / "raw"
-    codes = [codes_file(fetched, language) for language in dataset.languages]
+    codes = [codes_file(language, fetched) for language in dataset.languages]
     facts = dataset.facts("binarise")
     names = ("prepared", "binarised", "hypotheses", "scores")
     prepared, binarised, hypotheses, scores = (root / "scores" / model.name / name for name in names)
@@ -372,7 +439,7 @@ def main() -> None:
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
         model = choose(models, arguments.name)
-        with output_lock(out):
+        with lock(out):
             manifest = get(model, out, arguments.origin, packed=arguments.packed)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")

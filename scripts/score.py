@@ -3,8 +3,7 @@
 Tokenised BLEU is what multi-bleu.perl gives: hypothesis against reference as tokenised by the preparation, case kept;
 with `score: {metric: bleu_compounds}` also after splitting compounds at their hyphens, as En-De is reported.
 sacreBLEU, chrF and TER detokenise the hypothesis (sacremoses) and compare it with the untouched reference, so they do
-not depend on how the data was tokenised. ROUGE compares the same two; where ROUGE-1.5.5's Perl script is found, it runs
-beside.
+not depend on how the data was tokenised. ROUGE compares the same two.
 
 DIR gets scores.json and hypotheses.detok. With --baseline, significance.json and a table say how sure it is that this
 system is better than another on the same test set, by paired bootstrap.
@@ -24,7 +23,6 @@ from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import detokenise, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
-from scripts.scoring.perl_rouge import perl_rouge, why_not
 from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.scoring.significance import SAMPLES, paired_bootstrap
 
@@ -118,13 +116,6 @@ def main() -> None:
     lines += unlikely(scores)
     if references.text is None:
         lines.append(f"there is no {untouched}: no score of untokenised text")
-    elif config.score.get("metric") == "rouge":
-        assert hypotheses.text is not None
-        if (reason := why_not()) is None:
-            details["rouge_perl"] = perl = perl_rouge(hypotheses.text, references.text)
-            lines.append(f"ROUGE-1/2/L {' / '.join(f'{perl[key]:.2f}' for key in scores)}  {perl['signature']}")
-        else:
-            lines.append(f"ROUGE-1.5.5 (Perl) was not run: {reason}")
     how = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
     if arguments.baseline is not None:
         if read_lines(arguments.baseline / "reference.tok") != references.tokenised:

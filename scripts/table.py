@@ -2,7 +2,7 @@
 
   scripts.table 3                     Table 3: each figure of the paper, ours from work/<dataset>/<model>/record.json,
                                       and the commands of what has not been run
-  scripts.table 3 4 --out DIR         two of them, and DIR/table3.md, table3.csv and table3.png, and so on
+  scripts.table 3 4 --out DIR         two of them, and DIR/table3.md and table3.csv, and so on
   scripts.table work/*/*/record.json  a row for each run, of whatever dataset
 
 The signatures of the scores follow the table.
@@ -14,7 +14,7 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file
-from scripts.tables import plot, records
+from scripts.tables import records
 from scripts.tables.measured import Measured
 from scripts.tables.published import Table, read_tables
 from scripts.tables.records import read_record
@@ -27,8 +27,7 @@ def paper_table(table: Table, work: Path, out: Path | None) -> str:
     measured, name = Measured(table, work), f"table{table.number}"
     below = measured.remarks("" if work == WORK else f" --work {work}")
     if out is not None:
-        plot.draw(measured, out / f"{name}.png")
-        files = {f"{name}.md": measured.as_markdown(below, f"{name}.png"), f"{name}.csv": measured.as_csv()}
+        files = {f"{name}.md": measured.as_markdown(below), f"{name}.csv": measured.as_csv()}
         for file, text in files.items():
             with atomic_file(out / file) as f:
                 f.write(text)
@@ -39,7 +38,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
     parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are (default: work)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown, CSV and a plot here, too")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown and CSV here, too")
     arguments = parser.parse_args()
     if all(map(str.isdecimal, arguments.what)):
         tables, numbers = read_tables(), [int(number) for number in arguments.what]

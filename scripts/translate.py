@@ -25,8 +25,8 @@ from typing import IO, Any
 
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
+from data_prep.sources.supplied import BLANK
 from data_prep.steps.whole import APPLY_BPE
-from scripts.common.blanks import BLANK
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
@@ -52,7 +52,7 @@ class Trained:
     model: Path
     dictionaries: Path
     dataset: str
-    codes_folder: Path
+    codes_folders: tuple[Path, ...]
     generate: dict[str, Any]  # fairseq-generate's flags as the run's test set is generated with, where that is known
     train: dict[str, Any]
     published: bool = False  # one of scripts.pretrained, which has no run
@@ -81,17 +81,18 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
             raise UserError(f"no dictionaries (dict.*.txt) beside {model}; give their folder with --dictionaries")
         dictionaries = model.parent if beside or data is None else data / "binarised"
     manifest = _facts(model.parent / "manifest.json")
+    published = read_published().get(manifest.get("name", ""))
     if dataset is None:
-        published = read_published().get(manifest.get("name", ""))
         dataset = published.dataset if published else data.name if data is not None else None
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
-    codes = data / "prepared" if data is not None and not beside else dictionaries
+    codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
     if data is not None:  # wherever a link to the model lies, its records lie beside the model
         root = _seed_folder(model.resolve().parent, data)
     config = (_facts(root / "record.json") or _facts(root.parent / "record.json")).get("config", {})
     settings = config.get("generate", {}) | _facts(root / "tuned" / "tune.json").get("chosen", {})
     settings = _facts(root / "hypotheses" / "generation.json").get("settings") or settings
+    settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))
 
@@ -160,7 +161,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
     parted, codes = dataset.units, arguments.codes
     if codes is None and parted and not any(step.name == APPLY_BPE for step in dataset.steps):
-        codes = codes_file(trained.codes_folder, source)
+        codes = codes_file(source, *trained.codes_folders, or_else=", or give it with --codes")
     chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
     # where no record of the run says how units are joined, the dataset's steps do
     generate = (

@@ -19,19 +19,19 @@ from typing import Any
 
 from data_prep.dataset import load_dataset
 from scripts.average import average, choose
-from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, read_json, work_folder, write_json
+from scripts.common.files import check_path, read_json, write_json
+from scripts.common.outputs import atomic_file, check_writable, remove, replace, work_folder
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
-from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings
+from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
-from scripts.fairseq_io.inputs import add_prepared, check_binarised, check_path
+from scripts.fairseq_io.inputs import add_prepared, check_binarised
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.pipeline.pipeline import fingerprint
-from scripts.scoring.perplexity import run_evaluation
+from scripts.scoring.perplexity import run_evaluation, scores
 from scripts.scoring.score_names import NAMES
 
 Candidate = dict[str, Any]
@@ -67,7 +67,7 @@ class Sweep:
         path = self.work / f"last{last}.pt"
         if not path.exists():
             for other in self.work.glob("last*.pt"):
-                ownership.remove(other)
+                remove(other)
             print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
             checkpoints.save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
         return path
@@ -96,7 +96,8 @@ class Sweep:
         kept = self.work / f"perplexity{candidate.get('last', '')}.json"
         if not kept.exists():
             command = evaluate_command(self.config, self.data, self.model(candidate), "valid", gpu=self.gpu)
-            write_json(kept, run_evaluation(command, kept.with_suffix(".log")).facts)
+            output = run_evaluation(command, kept.with_suffix(".log"), units(self.config))
+            write_json(kept, output.facts | scores(output))
         return float(read_json(kept)["perplexity"])
 
 
@@ -163,8 +164,8 @@ def main() -> None:
     check_path(arguments.checkpoints)
     if not arguments.checkpoints.is_dir():
         raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts.train wrote")
-    ownership.check_writable(out / "tune.csv", out / "model.pt")
-    ownership.remove(out / "tune.json")
+    check_writable(out / "tune.csv", out / "model.pt")
+    remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
         tried = [(one, sweep.perplexity(one)) for one in combinations(config.tune)]
@@ -178,8 +179,8 @@ def main() -> None:
         write_valid(sweep, best[0], arguments.seed)
     write_sweep(out, what, tried, best)
     if config.average:  # of the models the chosen one alone is left
-        ownership.replace(sweep.model(best[0]), out / "model.pt")
-    scratch.remove_leftover(sweep.work)
+        replace(sweep.model(best[0]), out / "model.pt")
+    remove(sweep.work)
 
 
 if __name__ == "__main__":

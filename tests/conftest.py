@@ -39,12 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cuda", help="device of the tests in tests/gpu; cpu rehearses them")
+    parser.addoption("--device", default="cpu", help="of tests/gpu; cpu rehearses the first case of each test")
 
 
 # folders whose tests are left out where they cannot run, and what runs them
 NEEDS = {
-    "gpu": "need a CUDA device: scripts/first_gpu.sh OUT",
+    "gpu": "need a CUDA device, on which scripts/first_gpu.sh LOG runs all of them",
     "cuda_build": "need a CUDA build of torch: scripts/test.sh --cuda-build",
 }
 left_out: dict[str, int] = {}
@@ -57,13 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch  # the process that only hands out the tests goes without it
 
     parse_flags_once()
+    first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
     can_run = {
-        "gpu": torch.device(config.getoption("--device")).type == "cpu" or torch.cuda.is_available(),
-        "cuda_build": torch.version.cuda is not None,
+        "gpu": lambda item: config.getoption("--device") != "cpu" or first[item.nodeid.partition("[")[0]] is item,
+        "cuda_build": lambda item: torch.version.cuda is not None,
     }
-    gone = [item for item in items if not can_run.get(item.path.parent.name, True)]
+    gone = [item for item in items if item.path.parent.name in can_run and not can_run[item.path.parent.name](item)]
     if gone:
-        items[:] = [item for item in items if can_run.get(item.path.parent.name, True)]
+        items[:] = [item for item in items if item not in gone]
         config.hook.pytest_deselected(items=gone)
         left_out.update(Counter(item.path.parent.name for item in gone))
     items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))

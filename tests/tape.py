@@ -44,6 +44,7 @@ class Graph(TorchDispatchMode):
         self.calls: list[Callable[[], None]] = []
         self.own: dict[int, torch.UntypedStorage] = {}  # memory that it has allocated, by address
         self.before: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # memory from outside, and what it held
+        self.of_host: dict[int, torch.UntypedStorage] = {}
         self.kept: set[int] = set()  # of its own, what was not free when the capture ended
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
@@ -67,9 +68,12 @@ class Graph(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
-        assert name != "_local_scalar_dense", "a number is asked for during a capture"
         given = (args, kwargs or {})
         inputs = {t.untyped_storage().data_ptr(): t for t in tree_leaves(given) if isinstance(t, Tensor)}
+        if name == "lift_fresh":  # of torch.tensor: on a GPU too it lies on the host
+            self.of_host |= {at: t.untyped_storage() for at, t in inputs.items()}
+        if name == "_local_scalar_dense":
+            assert inputs.keys() <= self.of_host.keys(), "a number is asked for during a capture"
         for at in inputs.keys() - self.own.keys() - self.before.keys():
             storage = inputs[at].untyped_storage()
             self.before[at] = storage, as_bytes(storage).clone()

@@ -61,6 +61,12 @@ def check(dataset: Dataset) -> None:
             raise UserError(f"{dataset.file}: the key {key} is missing; a dataset of kind archives has it")
     if dataset.splits.keys() <= {"test", "raw_test"}:  # for a model that was trained elsewhere
         return
-    there = [*dataset.splits, *(step.parameters.get("into") for step in dataset.steps if step.name == "hold_out")]
+    there = {*dataset.splits, *(step.parameters.get("into") for step in dataset.steps if step.name == "hold_out")}
+    if any(step.name == "split_by_hash" for step in dataset.steps):
+        if len(one := there & {"valid", "test"}) == 1:
+            raise UserError(
+                f"{dataset.file}: split_by_hash makes valid and test: give both under splits, not {one.pop()} alone"
+            )
+        there |= {"valid", "test"}
     if missing := [split for split in SPLITS if split not in there]:
         raise UserError(f"{dataset.file}: splits: there is no {' and no '.join(missing)}, nor does a step make it")

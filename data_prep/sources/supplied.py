@@ -1,7 +1,7 @@
 """Read the user's own files as lines of clean text. Their format is found out, and what is changed is counted.
 
 A line ends at LF, or at CR LF, and nowhere else. A byte order mark at the start goes, and characters that would glue
-words or break lines (scripts/common/blanks.py) become spaces.
+words or break lines (``BLANK``) become spaces.
 """
 
 import codecs
@@ -13,38 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import BUFFER, OPENERS, damage_told, packed_suffix, told
-from scripts.common.blanks import BLANK, BYTE_ORDER_MARK, name
+from data_prep.text.readers import HEAD, check_kind, packing_of
 from scripts.common.errors import UserError
 
 _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
 
+# control characters but the tab, line and paragraph separators, zero width spaces, byte order marks within text;
+# joiners, marks of direction and soft hyphens stay, which scripts and emoji are written with
+BLANK = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u200b\u2028\u2029\ufeff]")
+
 EMPTY = "empty line, kept"  # the only thing in ``SuppliedText.changes`` that changes nothing
 
-_HEAD = 1 << 14  # bytes by which a file's kind is told
 _MEND = "unpack it by hand to see what is left of it, or give another copy"
-_PACKED = {
-    ".gz": re.compile(rb"\x1f\x8b\x08"),
-    ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-    ".xz": re.compile(rb"\xfd7zXZ\0"),
-}
-_SAVE = "save it as plain text in UTF-8, one sentence a line"
-_MARKED_UP = rb"(?:\xef\xbb\xbf)?\s*<(?i:\?xml|!doctype|html|tmx|xliff|mteval|srcset|refset|tstset)\b"
-_OTHER_KINDS = (
-    (rb"\xff\xfe\0\0|\0\0\xfe\xff", "text in UTF-32", "iconv -f UTF-32 -t UTF-8 {file} > NEW"),
-    (rb"\xff\xfe|\xfe\xff", "text in UTF-16", "iconv -f UTF-16 -t UTF-8 {file} > NEW"),
-    (rb"%PDF-", "a PDF document", "pdftotext {file} NEW, then one sentence a line"),
-    (rb"PK\x03\x04(?s:.*)(\[Content_Types\]\.xml|mimetype)", "a document of an office program", _SAVE),
-    (rb"PK(\x03\x04|\x05\x06)", "a zip archive", "unzip {file}"),
-    (rb"\xd0\xcf\x11\xe0", "a document of an old office program", _SAVE),
-    (rb"\{\\rtf", "a document in RTF", _SAVE),
-    (_MARKED_UP, "marked up (XML, SGM, TMX or HTML)", "take the sentences out of it, one a line"),
-    (rb"(?s:.{257})ustar", "a tar archive", "tar -xf {file}"),
-    (rb"\x28\xb5\x2f\xfd", "compressed with zstd", "unzstd {file}"),
-    (rb"\x04\x22\x4d\x18", "compressed with lz4", "unlz4 {file}"),
-    (rb"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip", "7z x {file}"),
-    (rb"Rar!\x1a\x07", "a RAR archive", "unrar x {file}"),
-    (rb"\x1f\x9d", "compressed with compress", "uncompress {file}"),
-)
 
 
 class SuppliedText:
@@ -89,8 +69,8 @@ class SuppliedText:
         data = line.removesuffix(b"\n")
         if len(line) > _LONGEST or (self.lines == 1 and data == line and b"\r" in line[:-1]):
             self._refuse_endless(line)
-        if self.lines == 1 and data.startswith(BYTE_ORDER_MARK.encode()):
-            data = data.removeprefix(BYTE_ORDER_MARK.encode())
+        if self.lines == 1 and data.startswith(codecs.BOM_UTF8):
+            data = data.removeprefix(codecs.BOM_UTF8)
             self._count("byte order mark at the start, dropped")
         if data.endswith(b"\r"):
             data = data[:-1]
@@ -106,7 +86,7 @@ class SuppliedText:
             text = data.decode(errors="replace")
         if BLANK.search(text) is not None:
             for character in BLANK.findall(text):
-                self._count(f"{name(character)}, now a space")
+                self._count(f"U+{ord(character):04X}, now a space")
             text = BLANK.sub(" ", text)
         if not text or text.isspace():
             self._count(EMPTY)
@@ -139,48 +119,17 @@ def _opened(path: Path) -> Iterator[Any]:
     with damage_told(str(path), _MEND):
         file: Any = path.open("rb", BUFFER)
     with file:
-        packing = _packing(path, file.peek(_HEAD)[:_HEAD])
+        packing = _packing(path, file.peek(HEAD)[:HEAD])
         stream: Any = told(OPENERS[packing](file), str(path), _MEND) if packing else file
         with stream:
-            _check_kind(f"{path}, decompressed," if packing else str(path), path.name, stream.peek(_HEAD)[:_HEAD])
+            what = f"{path}, decompressed," if packing else str(path)
+            check_kind(what, path.name, stream.peek(HEAD)[:HEAD], own=True)
             yield stream
 
 
 def _packing(path: Path, head: bytes) -> str:
-    found = next((suffix for suffix, magic in _PACKED.items() if magic.match(head)), "")
+    found = packing_of(head)
     said = packed_suffix(path.name.lower())
     if said and head and found != said:
         raise UserError(f"{path} is not compressed as its name says; give it a name without {said}, or another copy")
     return found
-
-
-def _check_kind(what: str, name: str, head: bytes) -> None:
-    for magic, kind, how in _OTHER_KINDS:
-        if re.match(magic, head):
-            raise UserError(f"{what} is {kind}, expected plain text in UTF-8: {how.format(file=name)}")
-    if any(magic.match(head) for magic in _PACKED.values()):
-        raise UserError(f"{what} is compressed once more; decompress it, and give what comes out")
-    for encoding in ("UTF-16LE", "UTF-16BE"):
-        if _is_utf_16(head, encoding):
-            raise UserError(
-                f"{what} is text in {encoding} without a byte order mark, expected plain text in UTF-8: "
-                f"iconv -f {encoding} -t UTF-8 {name} > NEW"
-            )
-
-
-def _is_utf_16(head: bytes, encoding: str) -> bool:
-    """Judge by NUL on one side alone, by line feeds of two bytes, and by NUL in plenty or bytes that are not UTF-8."""
-    nuls = {"UTF-16BE": head[0::2].count(0), "UTF-16LE": head[1::2].count(0)}
-    here = nuls.pop(encoding)
-    if not here or any(nuls.values()):
-        return False
-    line_feeds = head[: len(head) // 2 * 2].decode(encoding, errors="replace").count("\n")
-    if 2 * line_feeds < head.count(b"\n"):
-        return False
-    if 4 * here > len(head):
-        return True
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a character
-    except UnicodeDecodeError:
-        return line_feeds > 0
-    return False

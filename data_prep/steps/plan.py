@@ -7,7 +7,18 @@ from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import whole
-from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, readers, sentencepiece, tokenise
+from data_prep.text import (
+    bpe,
+    characters,
+    chinese,
+    clean,
+    languages,
+    moses,
+    punctuation,
+    readers,
+    sentencepiece,
+    tokenise,
+)
 from scripts.common.errors import UserError
 from scripts.common.schema import check_fields, require
 
@@ -31,7 +42,7 @@ class Registered(NamedTuple):
 STEPS: dict[str, Registered] = {
     "normalise_space": Registered(LINE, lambda: clean.normalise_space),
     "normalise_punctuation": Registered(LINE, punctuation.punctuation_normaliser),
-    "remove_non_printing": Registered(LINE, lambda: characters.remove_non_printing),
+    "remove_non_printing": Registered(LINE, characters.non_printing_remover),
     "strip_control": Registered(LINE, lambda: chinese.strip_control),
     "straighten_apostrophes": Registered(LINE, lambda: clean.straighten_apostrophes),
     "tokenise": Registered(LINE, tokenise.tokeniser),
@@ -94,6 +105,23 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
             groups.append([])
         groups[-1].append(step)
     return [Pass(f"{place:02}-{group[0].name}", tuple(group)) for place, group in enumerate(groups, 1)]
+
+
+def notes(dataset: Dataset) -> list[str]:
+    """What people should know of languages that ``tokenise`` has no rules for, or that have no blanks between words."""
+    said = []
+    for language in dataset.languages:
+        names = [step.name for step in dataset.steps if language in (step.languages or dataset.languages)]
+        if "tokenise" in names and not tokenise.known_to_moses(language):
+            said.append(
+                f"note: Moses has no abbreviations for {language}: tokenise takes the English ones, as Moses does"
+            )
+        if "tokenise" in names and "segment_chinese" not in names and languages.is_unspaced(language):
+            said.append(
+                f"note: {language} is written without blanks between words: to tokenise, a word is all that stands "
+                "between two marks; the step `sentencepiece` needs no words"
+            )
+    return said
 
 
 def _check_step(key: str, step: Step, dataset: Dataset) -> None:

@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
 from data_prep.steps.corpus import CHUNK, Context
-from data_prep.text.readers import READERS
+from data_prep.text.readers import HEAD, READERS, check_kind
 from scripts.common.errors import UserError
 from scripts.common.outputs import open_own
 
@@ -79,8 +79,9 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
         context.lines[split] += counts[sides[0]]
 
 
-def _write(piece: Piece, stream: BinaryIO, context: Context, progress: Callable[[int], None]) -> int:
+def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
+    check_kind(piece.name, Path(piece.member).name, stream.peek(HEAD)[:HEAD])
     bad = first_bad = count = 0  # lines that are not UTF-8, and the number of the first
     md5 = hashlib.md5(usedforsecurity=False)
 

@@ -33,6 +33,7 @@ APPLY_BPE, APPLY_SENTENCEPIECE = "apply_bpe", "apply_sentencepiece"
 LEARNT = {"bpe": "codes", "sentencepiece": "sentencepiece.model"}
 """Files of what is learnt, in the work folder; a language's own has its name at the end, as in ``codes.en``."""
 _COUNTED = 20_000  # lines whose words are counted together
+_FEW = 200  # lines of a test set: of fewer, BLEU differs by points between samples of one text
 _SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
 
 
@@ -99,6 +100,11 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeSte
             context.write(split)
         context.route("train", step.name, choose)
         moved = dict(context.lines)
+        if min(moved["valid"], moved["test"]) < _FEW:
+            context.pool.say(
+                f"note: {moved['valid']:,} lines validate and {moved['test']:,} test: too few to tell two models apart "
+                f"({_FEW} or more do); give sets of your own, or raise valid_percent and test_percent"
+            )
         entry = {"step": step.name, "split": "train", "in": context.text.lines["train"], "out": sum(moved.values())}
         return [{**entry, "dropped": dict(sorted(dropped.items(), reverse=True)), "moved": moved}]
 

@@ -20,6 +20,7 @@ from subword_nmt.learn_bpe import learn_bpe
 
 from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
+from scripts.common.files import stands_for
 
 ENGINES = ("subword-nmt", "fastBPE")
 _SEPARATOR = "@@"
@@ -79,6 +80,8 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
         text = Path(codes).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
+    if what := stands_for(Path(codes)):
+        raise UserError(f"bpe: {codes} is {what}")
     check_options(glossaries=glossaries, engine=engine)
     for line in text.strip("\n").split("\n")[1:]:
         if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process

@@ -1,8 +1,11 @@
 """Classes of characters as Perl has them, and the steps that need nothing else: non-printing characters, lower case."""
 
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+from data_prep.text.languages import is_published
 
 _TABLE = Path(__file__).with_name("unicode_14.txt")
 
@@ -41,6 +44,17 @@ class Classes:
         self.number = found["Decimal_Number"] + found["Letter_or_Other_Number"]  # ``\p{IsN}``
         self.lowercase_letter = found["Lowercase_Letter"]  # ``\p{Ll}``
         self.lower = self.lowercase_letter + found["Other_Lowercase"]  # ``\p{IsLower}``
+        self.mark = found["Mark"]  # ``\p{M}``
+
+
+JOINERS = "\u200c\u200d"
+"""Format characters within words: Persian, and many scripts of India, are not written without them."""
+_JOINED = re.compile(f"([{JOINERS}])")
+
+
+def non_printing_remover(*, language: str) -> Callable[[str], str]:
+    """``remove-non-printing-char.perl``; but ``JOINERS`` stay in languages without published figures."""
+    return remove_non_printing if is_published(language) else _keep_joiners
 
 
 def remove_non_printing(line: str) -> str:
@@ -51,6 +65,10 @@ def remove_non_printing(line: str) -> str:
     if (line.isascii() and line.isprintable()) or _suspect().search(line) is None:
         return line
     return _other().sub(" ", line)
+
+
+def _keep_joiners(line: str) -> str:
+    return "".join(part if part in JOINERS else remove_non_printing(part) for part in _JOINED.split(line))
 
 
 def lowercase(line: str) -> str:

@@ -1,4 +1,4 @@
-"""Moses: the states of its scripts, its names of languages, and its cleaner of corpora, ``clean-corpus-n.perl``."""
+"""Moses: the states of its scripts, and its cleaner of corpora, ``clean-corpus-n.perl``."""
 
 import re
 from collections.abc import Callable
@@ -21,11 +21,6 @@ def check_version(moses: str) -> str:
     if moses not in VERSIONS:
         raise UserError(f"moses: got {moses!r}, expected one of {', '.join(VERSIONS)} (quoted, in YAML)")
     return moses
-
-
-def moses_language(language: str) -> str:
-    """The language as Moses knows it: ``zh`` of ``zh_CN`` and of ``zh-Hant``."""
-    return language.replace("-", "_").partition("_")[0]
 
 
 def clean_line(line: str) -> str:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from data_prep.text.moses import check_version, moses_language
+from data_prep.text.languages import rules_of
+from data_prep.text.moses import check_version
 
 _NBSP = "\xa0"
 _SPACES = re.compile(" {2,}")
@@ -37,7 +38,7 @@ _PSEUDO_SPACES = (
     ("\xa0;", ";"),
     (",\xa0", ", "),
 )
-_DECIMAL_COMMA = ("de", "es", "cz", "cs", "fr")
+_DECIMAL_COMMA = ("de", "es", "cs", "fr")
 
 
 def punctuation_normaliser(*, language: str, moses: str = "2018-10") -> Callable[[str], str]:
@@ -53,7 +54,7 @@ def punctuation_normaliser(*, language: str, moses: str = "2018-10") -> Callable
         UserError: there is no such state of Moses.
     """
     single = "'" if check_version(moses) >= "2019-11" else '"'
-    return partial(_normalise, language=moses_language(language), single=single)
+    return partial(_normalise, language=rules_of(language), single=single)
 
 
 def _normalise(line: str, *, language: str, single: str) -> str:
@@ -105,7 +106,7 @@ def _quotes_and_stops(text: str, language: str) -> str:
     """English style puts commas and stops inside quotation marks, others outside; Czech is left alone."""
     if language == "en":
         return _QUOTE_STOP.sub(r'\1"', text)
-    if language in ("cs", "cz"):
+    if language == "cs":
         return text
     text = text.replace(',"', '",')
     return _STOP_QUOTE.sub(r'"\1\2', text + "\n")[:-1] if '."' in text else text

@@ -1,6 +1,8 @@
 """SentencePiece, an alternative to BPE on tokens that no dataset of the paper uses; needs the package sentencepiece.
 
-It is given text as written and normalises it itself (NFKC, single spaces).
+It is given text as written, with one plain space between words, and keeps its characters. SentencePiece's default,
+NFKC, writes ``5 m2`` for ``5 m²`` and a plain comma for a full-width one, which the references keep. Only its own sign
+for a space, U+2581, comes back as a space.
 """
 
 import io
@@ -9,7 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from data_prep.text.clean import normalise_space
 from scripts.common.errors import UserError
+from scripts.common.files import stands_for
 
 
 class TooManyUnits(UserError):
@@ -33,9 +37,10 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
     model = io.BytesIO()
     try:
         package().SentencePieceTrainer.train(
-            sentence_iterator=lines,
+            sentence_iterator=map(normalise_space, lines),
             model_writer=model,
             vocab_size=units,
+            normalization_rule_name="identity",
             num_threads=1,  # with more, the model depends on their number
             minloglevel=2,
         )
@@ -56,8 +61,9 @@ def encoder(*, codes: str) -> Callable[[str], str]:
     try:
         processor = package().SentencePieceProcessor(model_proto=Path(codes).read_bytes())
     except (RuntimeError, OSError) as error:
-        raise UserError(f"{codes} is no model of sentencepiece: {error}") from error
-    return lambda line: " ".join(processor.encode(line, out_type=str))
+        found = error if isinstance(error, OSError) else stands_for(Path(codes)) or error
+        raise UserError(f"{codes} is no model of sentencepiece: {found}") from error
+    return lambda line: " ".join(processor.encode(normalise_space(line), out_type=str))
 
 
 def package() -> Any:

@@ -5,16 +5,21 @@ tokens of a word depend only on the word, and on its being the first or the last
 them. The two exceptions are a final dot, which stays if the next word begins in lower case (or, after ``No.`` and the
 like, with a digit), and an apostrophe on both sides of one space.
 
+In languages without published figures a word keeps its marks (a virama), its joiners (Persian's) and the quotes within
+it, where Moses would cut it: ``İstanbul'da``, ``м’ясо``, ``צה״ל``.
+
 Not implemented, as no dataset uses them: Penn style, protected patterns, and passing over lines of XML.
 """
 
 import re
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache, cached_property, partial
 from itertools import pairwise
 
-from data_prep.text.characters import ASCII, BEYOND, SIXTEEN_BITS, SPACES, UNICODE, Classes
-from data_prep.text.moses import check_version, moses_language
+from data_prep.text.characters import ASCII, BEYOND, JOINERS, SIXTEEN_BITS, SPACES, UNICODE, Classes
+from data_prep.text.languages import is_published, rules_of
+from data_prep.text.moses import check_version
 from data_prep.text.word_cache import WordCache
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
@@ -36,6 +41,11 @@ _DOTS = re.compile(r"\.{2,}")
 _DOTS_MARK = re.compile(r"((?:DOT)+)MULTI")
 _FINAL_DOT_APOSTROPHE = re.compile(r"\.' ?\Z")
 _DIGIT = re.compile("[0-9]")
+
+_JOINING = f"{JOINERS}\u055b\u055c\u055e\u0f0b"
+"""What belongs to a word as marks do: joiners, the marks of tone of Armenian, what ends a syllable of Tibetan."""
+_WITHIN = "\"'\u2018\u2019\u00b7\u05be\u05f3\u05f4"
+"""What does between letters: quotes, l·l of Catalan, maqaf, geresh and gershayim of Hebrew."""
 
 Rule = tuple[re.Pattern[str], str]
 
@@ -63,13 +73,13 @@ class Rules:
     """Moses's rules in Moses's order. Called with a line, it tokenises the line."""
 
     def __init__(self, *, language: str, moses: str, aggressive: bool, escape: bool) -> None:
-        language = moses_language(language)
+        rules = rules_of(language)
         self._parts_last_dot = check_version(moses) >= "2018-11"
         self._escape = escape
-        self._prefixes, self._numeric_prefixes = _prefixes(language, moses)
-        self._separate_ascii = _Separation(Classes(ASCII), language, aggressive)
-        self._separate_16_bits = _Separation(Classes(SIXTEEN_BITS), language, aggressive)
-        self._options = language, aggressive
+        self._prefixes, self._numeric_prefixes = _prefixes(rules, moses)
+        self._options = rules, aggressive, not is_published(language)
+        self._separate_ascii = _Separation(Classes(ASCII), *self._options)
+        self._separate_16_bits = _Separation(Classes(SIXTEEN_BITS), *self._options)
 
     @cached_property
     def _separate_any(self) -> "_Separation":
@@ -118,13 +128,17 @@ def _words(line: str) -> list[str]:
 class _Separation:
     """The rules that put spaces between tokens, with given classes of characters."""
 
-    def __init__(self, classes: Classes, language: str, aggressive: bool) -> None:
+    def __init__(self, classes: Classes, language: str, aggressive: bool, whole: bool) -> None:
         alnum, alpha, number = classes.alnum, classes.alpha, classes.number
+        marks = classes.mark + _JOINING if whole else ""
+        # what is parted with the marks on it, but not a quote within a word
+        outside = f"(?!(?<=[{alnum}{marks}])[{_WITHIN}](?=[{alpha}]))" if whole else ""
+        on_it = f"[{marks}]*" if whole else ""
         self._of_hyphens: list[Rule] = []
         if aggressive:
-            self._of_hyphens.append((re.compile(f"([{alnum}])-(?=[{alnum}])"), r"\1 @-@ "))
+            self._of_hyphens.append((re.compile(f"([{alnum}{marks}])-(?=[{alnum}])"), r"\1 @-@ "))
         kept = ":" if language in ("fi", "sv") else ""  # USA:n, 20:een
-        self._of_specials = [(re.compile(f"([^{alnum} .'`,\\-{kept}])"), r" \1 ")]
+        self._of_specials = [(re.compile(f"{outside}([^{alnum}{marks} .'`,\\-{kept}]{on_it})"), r" \1 ")]
         if kept:
             self._of_specials.append((re.compile(f"(:)(?=\\Z|[^{classes.lowercase_letter}])"), r" \1 "))
         self._of_commas = [  # all but those within numbers
@@ -133,7 +147,7 @@ class _Separation:
             (re.compile(f"([{number}]),\\Z"), r"\1 ,"),
         ]
         letter, other = f"[{alpha}]", f"[^{alpha}]"
-        rules = [("", "", " ' ")]
+        rules: list[tuple[str, str, str]] = []
         if language == "en":
             rules = [(other, other, r"\1 ' \2"), (f"[^{alpha}{number}]", letter, r"\1 ' \2")]
             rules += [(letter, other, r"\1 ' \2"), (letter, letter, r"\1 '\2"), (f"[{number}]", "s", r"\1 '\2")]
@@ -142,6 +156,8 @@ class _Separation:
             if language != "so":  # there it is a glottal stop
                 rules.append((letter, letter, r"\1' \2"))
         self._of_apostrophes = [(re.compile(f"({before})'({after})"), text) for before, after, text in rules]
+        if not rules:
+            self._of_apostrophes.append((re.compile(f"{outside}'"), " ' "))
 
     def __call__(self, text: str) -> str:
         text = _apply(self._of_specials, text)
@@ -208,18 +224,38 @@ def _any_lower() -> re.Pattern[str]:
     return re.compile(f"[{Classes(UNICODE).lower}]")
 
 
-def _prefixes(language: str, moses: str) -> tuple[frozenset[str], frozenset[str]]:
+_NOT_OF_MOSES = {
+    **dict.fromkeys(("as", "bn", "mni"), "ভি"),
+    "es": "Fil gr",
+    "it": "Amn Arch all es",
+    "ml": "പി",
+    "nl": "Nrs",
+    "sk": "Pf",
+    "sv": "adv apr aug d dec f feb fil jan jul jun jur kand lic mag mar mha nov okt prop s sep vol Ä Å Ö",
+}
+"""Of sacremoses's abbreviations, those that match no word in Moses, since a blank follows them in its lists; and those
+of Swedish that came in 2020. Tamil and the languages that Moses got in 2019 have the lists of then in every state."""
+
+
+def known_to_moses(language: str) -> bool:
+    """Return True if Moses has abbreviations of a language."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    return rules_of(language) in NonbreakingPrefixes().available_langs.values()
+
+
+def _prefixes(language: str, moses: str) -> tuple[AbstractSet[str], AbstractSet[str]]:
     """Words after which a dot is no end: always, and before digits."""
     from sacremoses.corpus import NonbreakingPrefixes  # half a second, which most commands do without
 
-    always: set[str] = set()
-    before_digits: set[str] = set()
+    numeric: dict[str, bool] = {}
     for line in NonbreakingPrefixes().words(language):
         word, marker, _ = line.partition("#NUMERIC_ONLY#")
-        (before_digits if marker else always).add(word.strip())
-    if language == "en" and moses < "2019-11":
-        always.discard("Rs")
-    return frozenset(always), frozenset(before_digits)
+        numeric[word.strip()] = bool(marker)  # of a word that stands twice, the last line counts
+    for word in _NOT_OF_MOSES.get(language, "").split() + ["Rs"] * (language == "en" and moses < "2019-11"):
+        numeric.pop(word, None)
+    before_digits = frozenset(word for word, only in numeric.items() if only)
+    return numeric.keys() - before_digits, before_digits
 
 
 def _mark_dots(text: str) -> str:

@@ -25,6 +25,7 @@ def apply() -> None:
     training.restore_numpy_compat()
     training.embed_positions_of_empty_batches()
     training.train_in_bfloat16_without_xla()
+    training.name_all_flags_at_once()
     training.train_data_parallel_on_cpu()
     training.refuse_what_cannot_train()
     training.divide_by_the_loss_scale_once()

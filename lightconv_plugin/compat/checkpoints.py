@@ -124,6 +124,8 @@ def _why_unreadable(path: str, error: Exception) -> str:
             "fairseq checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a "
             "source you trust, written by fairseq-train."
         )
+    if _is_pointer(path):
+        return f"{path} is a pointer of Git LFS: run `git lfs pull` in the repository that it is from"
     if isinstance(error, zipfile.BadZipFile):
         found = str(error)
     elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
@@ -137,6 +139,14 @@ def _why_unreadable(path: str, error: Exception) -> str:
         "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "
         "--restore-file checkpoint_best.pt)."
     )
+
+
+def _is_pointer(path: str) -> bool:
+    """Return True for what Git leaves in place of a large file, until Git LFS fetches it."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(64).startswith(b"version https://git-lfs.github.com/spec/")
 
 
 def write_state(state: Any, path: Path) -> None:

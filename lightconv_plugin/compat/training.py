@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +72,60 @@ def train_in_bfloat16_without_xla() -> None:
         if getattr(flags, "tpu", False):
             flags.tpu = "--tpu" in (sys.argv[1:] if input_args is None else input_args)
         return parsed
+
+
+def name_all_flags_at_once() -> None:
+    """All versions, `fairseq-train`: what a command lacks is said in one sentence, with the flags to add to it.
+
+    fairseq fails at one flag after the other, at the criterion of an adaptive softmax within the first backward pass.
+    """
+    from fairseq import options
+
+    @shim(options, "parse_args_and_arch")
+    def checked(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
+        parsed = original(parser, input_args, *args, **kwargs)
+        if input_args is None and getattr(parsed, "arch", None):  # a command that trains
+            lacking = _lacking_flags(parsed)
+            if lacking:
+                reasons, flags = zip(*lacking, strict=True)
+                sys.exit(f"error: {'; '.join(reasons)}. Add to the command: {' '.join(flags)}")
+        return parsed
+
+
+def _lacking_flags(args: Any) -> list[tuple[str, str]]:
+    """Reasons why a training with these flags would fail, and for each the flags that mend it."""
+    from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
+    from fairseq.utils import eval_str_list, split_paths
+
+    lacking = []
+    language_model = issubclass(ARCH_MODEL_REGISTRY[args.arch], FairseqLanguageModel)
+    if language_model and "translation" in args.task:
+        lacking.append((f"{args.arch} is a language model, and --task is {args.task}", "--task language_modeling"))
+    elif not language_model and args.task == "language_modeling":
+        lacking.append((f"{args.arch} is no language model, and --task is {args.task}", "--task translation"))
+    cutoffs = eval_str_list(getattr(args, "adaptive_softmax_cutoff", None) or None, type=int)
+    criterion = args.criterion
+    if cutoffs and "cross_entropy" in criterion:
+        lacking.append((f"--criterion {criterion} does not train an adaptive softmax", "--criterion adaptive_loss"))
+        criterion = "adaptive_loss"
+    elif not cutoffs and criterion == "adaptive_loss":
+        lacking.append((f"--criterion {criterion} needs an adaptive softmax", "--criterion cross_entropy"))
+        criterion = "cross_entropy"
+    if criterion == "adaptive_loss" and args.ddp_backend in ("c10d", "pytorch_ddp"):
+        reason = f"adaptive_loss does not train with --ddp-backend {args.ddp_backend}"
+        lacking.append((reason, "--ddp-backend legacy_ddp"))
+    dictionary = Path(split_paths(args.data)[0] if args.data else "", "dict.txt")
+    if language_model and cutoffs and dictionary.is_file():
+        types = 4 + sum(1 for _ in dictionary.open("rb"))  # and <s>, <pad>, </s>, <unk>
+        if cutoffs[-1] > types:
+            reason = f"the cut-offs {cutoffs} go beyond the {types} types of {dictionary}"
+            kinds = ["softmax", "input"] if getattr(args, "adaptive_input", False) else ["softmax"]
+            lacking.append((reason, " ".join(f"--adaptive-{kind}-cutoff {types // 10},{types // 3}" for kind in kinds)))
+    if args.optimizer is None:
+        lacking.append(("--optimizer is missing", "--optimizer adam --lr 0.001"))
+    if args.max_tokens is None and args.batch_size is None:
+        lacking.append(("the size of a batch is missing", "--max-tokens 4096"))
+    return lacking
 
 
 def _on_cpu(cfg: Any) -> bool:

@@ -1,9 +1,10 @@
 """Translate by an exported model, as an example: a beam search with numpy and onnxruntime alone.
 
-    python OUT/decode.py [--beam N] [--max-len-b N] < text > translations
+    python OUT/decode.py [--beam N] [--max-len-b N] [--units] < text > translations
 
-The text is a sentence a line in the units that the model has learnt (tokenised, cut by BPE). The hypotheses are those
-of fairseq-generate with its other options as they are by default.
+The text is a sentence a line. A model with BPE takes it tokenised, and gives tokens; one with SentencePiece takes and
+gives it as people write it. Either needs its package, subword-nmt or sentencepiece. The hypotheses are those of
+fairseq-generate with its other options as they are by default.
 """
 
 from __future__ import annotations
@@ -112,24 +113,62 @@ def search(model: Model, source_tokens: list[int], beam: int, max_len: int) -> l
     return sorted(done, key=lambda hypothesis: -hypothesis[0])
 
 
+def cutter(folder: Path, units: str | None, codes: str | None) -> Callable[[str], str]:
+    """Return what cuts a line into units by the file ``codes``; ends the process where file or package is missing."""
+    if units is None:
+        return str
+    if codes is None:
+        sys.exit(
+            "error: this export has no BPE merges and no SentencePiece model to cut plain text by; export again with "
+            "--codes FILE, or give text in units, with --units"
+        )
+    package = "sentencepiece" if units == "sentencepiece" else "subword-nmt"
+    try:
+        if units == "sentencepiece":
+            import sentencepiece
+
+            model = sentencepiece.SentencePieceProcessor(model_file=str(folder / codes))
+            return lambda text: " ".join(model.encode(text, out_type=str))
+        from subword_nmt.apply_bpe import BPE
+    except ImportError:
+        sys.exit(f"error: to cut text into units run: pip install {package}; or give text in units, with --units")
+    with open(folder / codes, encoding="utf-8") as merges:
+        return BPE(merges).process_line
+
+
+def joined(text: str, units: str | None) -> str:
+    """Join units to words."""
+    if units == "sentencepiece":
+        return text.replace(" ", "").replace("\u2581", " ").strip()
+    return f"{text} ".replace("@@ ", "").rstrip() if units else text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beam", type=int, default=5, help="hypotheses of a sentence (default: 5)")
     parser.add_argument("--max-len-b", type=int, default=200, help="words of a hypothesis at most (default: 200)")
+    parser.add_argument("--units", action="store_true", help="text is in the model's units, and its translations, too")
     given = parser.parse_args()
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     model = load(folder := Path(__file__).parent)
     about = model.manifest
     if "encoder" not in model.graphs:
         sys.exit("error: it is a language model, which has nothing to translate; call Model.step")
     source, target = ((folder / f"{side}.txt").read_text(encoding="utf-8").split("\n") for side in ("source", "target"))
     numbers = {word: number for number, word in enumerate(source)}
+    units = dict.fromkeys(("source", "target")) if given.units else about["units"]
+    cut = cutter(folder, units["source"], about["codes"])
+    if about["text"] and not given.units:
+        print(f"note: the model learnt from text that was {', '.join(about['text'])}; give it such", file=sys.stderr)
     for line, text in enumerate(sys.stdin, 1):
-        tokens = [*(numbers.get(word, about["unk"]) for word in text.split()), about["eos"]]
+        tokens = [*(numbers.get(word, about["unk"]) for word in cut(text).split()), about["eos"]]
         if len(tokens) > about["max_source"]:
             most = about["max_source"] - 1
-            sys.exit(f"error: line {line} has {len(tokens) - 1} words; the model takes {most} at most")
+            sys.exit(f"error: line {line} has {len(tokens) - 1} units; the model takes {most} at most")
         (_, best), *_ = search(model, tokens, given.beam, given.max_len_b)
-        print(" ".join(target[token] for token in best if token not in (about["bos"], about["eos"])), flush=True)
+        found = " ".join(target[token] for token in best if token not in (about["bos"], about["eos"]))
+        print(joined(found, units["target"]), flush=True)
 
 
 if __name__ == "__main__":

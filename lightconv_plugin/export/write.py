@@ -25,6 +25,7 @@ from lightconv_plugin.export.graphs import Encoder, ExportError, Step
 from lightconv_plugin.ops.backend import VARIABLE
 from lightconv_plugin.ops.files import whole_folder
 from lightconv_plugin.tasks.translation import FastTranslationTask
+from lightconv_plugin.units import find_codes, steps_before, units_of
 
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 SUFFIX = {"onnx": "onnx", "torch": "pt2"}
@@ -125,8 +126,23 @@ def graphs_of(model: Any) -> dict[str, Graph]:
     return result
 
 
-def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> dict[str, Any]:
+def codes_of(task: Any, checkpoint: Path) -> Path:
+    """Find what cuts the source into units, beside the checkpoint, the dictionaries, or where ``reproduce`` leaves it.
+
+    Raises:
+        CodesError: it is not there.
+    """
+    cfg = getattr(task, "cfg", None) or task.args
+    data = Path(cfg.data.split(":")[0]).resolve()
+    return find_codes(getattr(cfg, "source_lang", None), checkpoint.parent, data, data.parent / "prepared")
+
+
+def export(
+    model: Any, task: Any, out: Path, *, form: str, checkpoint: str, codes: Path | None = None
+) -> dict[str, Any]:
     """Write ``out``, whole or not at all, after a comparison of what was written with the model; returns its manifest.
+
+    ``codes``: the BPE merges or SentencePiece model of the source, to lie beside the graphs.
 
     Raises:
         ExportError: what was written computes something else, or the model cannot be exported.
@@ -144,6 +160,9 @@ def export(model: Any, task: Any, out: Path, *, form: str, checkpoint: str) -> d
         if form == "onnx":
             shutil.copyfile(decode.__file__, folder / "decode.py")
         manifest = _manifest(model, task, graphs, form, checkpoint)
+        manifest["codes"] = None if codes is None else "codes"
+        if codes is not None:
+            shutil.copyfile(codes, folder / "codes")
         manifest["files"] = {file.name: decode.digest(file) for file in sorted(folder.iterdir())}
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         compare(model, decode.load(folder) if form == "onnx" else load_programs(folder, manifest))
@@ -197,6 +216,8 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkp
         "max_source": int(model.encoder.max_positions()) if "encoder" in graphs else None,
         "max_target": int(model.decoder.max_positions()),
         "vocab_sizes": {side: len(getattr(task, f"{side}_dictionary")) for side in ("source", "target")},
+        "units": {side: units_of(getattr(task, f"{side}_dictionary").symbols) for side in ("source", "target")},
+        "text": steps_before(task.source_dictionary.symbols),
         "dictionaries": {
             side: f"{side}.txt" for side in (("source", "target") if "encoder" in graphs else ("target",))
         },

@@ -5,7 +5,6 @@ many too, where products are computed in bfloat16.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -14,95 +13,79 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules import Dropout, DynamicConv, IncrementalState, LightweightConv, is_plain, packed_weight
 
-# the modules whose parameters the operator takes; LightConv's kernel is the convolution's own
-_IN_ORDER = (
-    *("mixer.in_proj", "mixer.conv.weight_linear", "mixer.out_proj", "mixer_residual.layer_norm"),
-    *("encoder_attn.q_proj", "encoder_attn.out_proj", "encoder_attn_residual.layer_norm"),
-    *("ffn.fc1", "ffn.fc2", "ffn_residual.layer_norm"),
-)
-_PARAMETERS = 19  # weights and biases of 6 linear maps, the kernel's weights, weights and biases of 3 norms
 
+def can_step(block: Any, kinds: Mapping[str, tuple[type[nn.Module], ...]], x: Tensor) -> bool:
+    """Return True if one operator can do a step of a ``DecoderBlock``. Slow: it walks through all modules.
 
-@dataclass(frozen=True)
-class BlockStep:
-    """Modules and options of a block, as the operator needs them. Made once a search: a walk through modules is slow.
-
-    ``modules`` hold the parameters, in the operator's order. The tensors themselves are looked up at each step.
-    ``packed`` are the weights of all its linear maps, where ``modules.pack_weights`` keeps them; else it is empty.
+    Args:
+        block: the block.
+        kinds: the classes that each module in the block may have, by the last part of its name. No others may be there.
+        x: the block's input (1, N, C).
     """
+    parts = dict(block.named_modules())
+    del parts[""]  # the block itself, which is called
+    for name, part in parts.items():
+        if type(part) not in kinds.get(name.rsplit(".", 1)[-1], ()) or not is_plain(part, type(part)):
+            return False
+    if block.encoder_attn is None:
+        return False
+    conv, residuals = block.mixer.conv, (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
+    predictor = getattr(conv, "weight_linear", None)
+    if (
+        conv.normalization != "softmax"
+        or conv.backend == "reference"
+        or getattr(conv, "query_heads", 1) > 1
+        or (predictor is not None and predictor.bias is not None)
+        or block.ffn.activation is not F.relu
+        or len({(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}) > 1
+        or any(part.probability > 0 for part in parts.values() if isinstance(part, Dropout))
+    ):
+        return False
+    parameters = parameters_of(*maps_and_norms(block))
+    # one row here: rows come and go, and each step asks for its own
+    return all(p is not None for p in parameters) and ops.takes("decoder_block", x[:, :1], *parameters)
 
-    conv: LightweightConv | DynamicConv
-    attention: Any
-    modules: list[nn.Module]
-    packed: list[Tensor]
-    gated: bool
-    norm_first: bool
-    eps: float
 
-    @classmethod
-    def of(cls, block: Any, kinds: Mapping[str, tuple[type[nn.Module], ...]], x: Tensor) -> "BlockStep | None":
-        """Return the step of a ``DecoderBlock``; None where its parts must be called one after the other.
+def maps_and_norms(block: Any) -> tuple[list[Any], list[Any]]:
+    """The linear maps (LightConv itself in place of the map that predicts kernels) and the norms."""
+    mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
+    conv = mixer.conv
+    kernels = conv if type(conv) is LightweightConv else conv.weight_linear
+    return (
+        [mixer.in_proj, kernels, mixer.out_proj, attention.q_proj, attention.out_proj, ffn.fc1, ffn.fc2],
+        [part.layer_norm for part in (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)],
+    )
 
-        Args:
-            block: the block.
-            kinds: the classes that each module in the block may have, by its name. No other modules may be there.
-            x: the block's input (1, N, C).
-        """
-        parts = dict(block.named_modules())
-        del parts[""]  # the block itself, which is called
-        conv: Any = parts.get("mixer.conv")
-        absent = {"mixer.conv.weight_linear"} if type(conv) is LightweightConv else set()
-        if parts.keys() != kinds.keys() - absent:
-            return None
-        if not all(type(part) in kinds[name] and is_plain(part, type(part)) for name, part in parts.items()):
-            return None
-        residuals = (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
-        options = {(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}
-        if (
-            conv.normalization != "softmax"
-            or conv.backend == "reference"
-            or getattr(conv, "query_heads", 1) > 1
-            or block.ffn.activation is not F.relu
-            or len(options) > 1
-            or any(part.probability > 0 for part in parts.values() if isinstance(part, Dropout))
-        ):
-            return None
-        modules = [parts.get(name, conv) for name in _IN_ORDER]
-        linear = [module for module in modules if isinstance(module, nn.Linear)]
-        packed: list[Tensor] = []
-        if ops.takes("bf16_linear", x):  # the precision may have been changed since the weights were packed
-            packed = [weight for weight in map(packed_weight, linear) if weight is not None]
-        packed = packed if len(packed) == len(linear) else []
-        step = cls(conv, block.encoder_attn, modules, packed, block.mixer.glu, *options.pop())
-        parameters = step.parameters()
-        # one row here: rows come and go, and each step asks for its own
-        takes = len(parameters) == _PARAMETERS and ops.takes("decoder_block", x[:, :1], *parameters)
-        return step if takes else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "BlockStep":
-        """Return the step itself: a copied state is one of the same modules."""
-        return self
+def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
+    """The operator's parameters as they are now, in its order."""
+    into, kernels, out, query, attended, first, second = maps
+    found = [into.weight, into.bias, kernels.weight]
+    for part in (out, norms[0], query, attended, norms[1], first, second, norms[2]):
+        found += part.weight, part.bias
+    return found
 
-    def parameters(self) -> list[Tensor]:
-        """The operator's parameters."""
-        return [tensor for module in self.modules for tensor in module._parameters.values() if tensor is not None]
 
-    def __call__(self, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
-        """The newest position (1, N, C) to (1, N, C); None for what the parts must do, such as many rows.
+def step(block: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
+    """The newest position (1, N, C) to (1, N, C), of a block that ``can_step``; None for what its parts must do.
 
-        The states of the convolution and the attention are there from the second step on.
-        """
-        if not ops.takes("decoder_block", x[:, :1] if self.packed else x):  # in bfloat16 any number of rows
-            return None
-        return ops.decoder_block(
-            x,
-            self.parameters(),
-            self.packed,
-            self.conv.get_incremental_state(incremental_state),
-            self.attention.get_incremental_state(incremental_state, "source"),
-            heads=self.attention.num_heads,
-            gated=self.gated,
-            dynamic=isinstance(self.conv, DynamicConv),
-            norm_first=self.norm_first,
-            eps=self.eps,
-        )
+    That is many rows in float32. The states of the convolution and the attention are there from the second step on.
+    """
+    maps, norms = maps_and_norms(block)
+    packed = [packed_weight(layer) for layer in maps if isinstance(layer, nn.Linear)]
+    bf16 = all(weight is not None for weight in packed)
+    if not ops.takes("decoder_block", x[:, :1] if bf16 else x):  # in bfloat16 any number of rows
+        return None
+    attention = block.encoder_attn
+    return ops.decoder_block(
+        x,
+        parameters_of(maps, norms),
+        packed if bf16 else [],
+        block.mixer.conv.get_incremental_state(incremental_state),
+        attention.get_incremental_state(incremental_state, "source"),
+        heads=attention.num_heads,
+        gated=block.mixer.glu,
+        dynamic=isinstance(block.mixer.conv, DynamicConv),
+        norm_first=block.mixer_residual.normalize_before,
+        eps=block.mixer_residual.layer_norm.eps,
+    )

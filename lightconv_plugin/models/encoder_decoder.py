@@ -18,7 +18,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel, with_training_options
 from lightconv_plugin.models.resolve import resolve
-from lightconv_plugin.models.source_attention import SourceAttention, reading_together
+from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import (
     AverageAttention,
     ConvModule,
@@ -27,6 +27,7 @@ from lightconv_plugin.modules import (
     apply_linear,
     is_plain,
     modules_of,
+    with_packed_weights,
 )
 
 
@@ -154,6 +155,11 @@ class LightConvDecoder(TransformerDecoderBase):
             tokens = self.embed_positions.weights.new_zeros(1, count, dtype=torch.long)
             self.embed_positions(tokens, incremental_state={})
 
+    def for_search(self) -> "LightConvDecoder":
+        """Return the decoder for one search: where products are computed in bfloat16, a copy with packed weights."""
+        copied: LightConvDecoder = with_packed_weights(self)
+        return copied
+
     def read_source(self, encoder_out: dict[str, list[Tensor]], incremental_state: IncrementalState, rows: int) -> None:
         """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
         self.__dict__.pop("stateful", None)
@@ -208,8 +214,7 @@ class LightConvDecoder(TransformerDecoderBase):
         """As fairseq's: features (B, T, C), and the attention and inner states."""
         if incremental_state is not None and not incremental_state:
             self.__dict__.pop("stateful", None)  # a search begins: its modules are those that are there now
-        with reading_together([getattr(layer, "encoder_attn", None) for layer in self.layers], encoder_out):
-            return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
+        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.models.block_step import BlockStep
+from lightconv_plugin.models import block_step, hub
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.resolve import add_arguments
 from lightconv_plugin.models.source_attention import SourceAttention
@@ -23,42 +23,13 @@ from lightconv_plugin.modules import (
     ConvModule,
     Dropout,
     DynamicConv,
-    Ends,
     IncrementalState,
     LightweightConv,
     OwnEntry,
-    apply_linear_beside,
+    apply_linear,
     is_plain,
     linear,
-    pack_weights,
 )
-
-
-class JoinedEnds(Ends):
-    """Ends of a sublayer in an update.
-
-    Attributes:
-        x: what is added to its output, read past its first map.
-        bias: of its last map, which is to be added to its output; None where it has been, or there is none.
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-        self.bias: Tensor | None = None
-
-    def first(self, layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Have the gradient of x in one product with that of what passes the sublayer."""
-        if x is not self.x:  # dropped before, or read already
-            return super().first(layer, x, activation)
-        out, self.x = apply_linear_beside(layer, x, activation)
-        return out
-
-    def last(self, layer: Any, x: Tensor) -> Tensor:
-        """Leave the bias to the sum."""
-        if not (is_plain(layer, nn.Linear) and ops.takes("residual_norm", x, layer.bias)):
-            return super().last(layer, x)
-        self.bias = layer.bias
-        return ops.linear(x, layer.weight)
 
 
 class Residual(nn.Module):
@@ -70,19 +41,13 @@ class Residual(nn.Module):
         self.dropout = Dropout(dropout, self)
         self.normalize_before = normalize_before
 
-    def forward(self, x: Tensor, sublayer: Callable[..., Tensor], *, takes_ends: bool = False) -> Tensor:
-        """x and the output of the sublayer, (T, B, C), to (T, B, C); ``takes_ends``: it has a keyword for ``Ends``."""
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """x and the output of the sublayer, (T, B, C), to (T, B, C)."""
         norm = self.layer_norm
         if self.normalize_before or not is_plain(norm, nn.LayerNorm) or not is_plain(self.dropout, Dropout):
             x = x + self.dropout(sublayer(norm(x) if self.normalize_before else x))
             return x if self.normalize_before else norm(x)
-        bias = None
-        if takes_ends:
-            ends = JoinedEnds(x)
-            y, x, bias = sublayer(x, ends=ends), ends.x, ends.bias
-        else:
-            y = sublayer(x)
-        return ops.residual_norm(x, y, norm.weight, norm.bias, self.dropout.probability, norm.eps, bias)
+        return ops.residual_norm(x, sublayer(x), norm.weight, norm.bias, self.dropout.probability, norm.eps)
 
 
 class FeedForward(nn.Module):
@@ -101,10 +66,9 @@ class FeedForward(nn.Module):
         self.fc2 = layer(hidden, dim)
         self.dropout = Dropout(dropout, self)
 
-    def forward(self, x: Tensor, *, ends: Ends | None = None) -> Tensor:
-        """x: (..., C) gives (..., C); ``ends`` of the residual connection around it."""
-        ends = ends or Ends()
-        return ends.last(self.fc2, self.dropout(ends.first(self.fc1, x, self.activation)))
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., C) gives (..., C)."""
+        return apply_linear(self.fc2, self.dropout(apply_linear(self.fc1, x, self.activation)))
 
 
 class Block(nn.Module):
@@ -122,12 +86,11 @@ class Block(nn.Module):
 
     def mix(self, x: Tensor, *mask: Tensor | None, **state: IncrementalState | None) -> Tensor:
         """The mixer in its residual connection: (T, B, C) to (T, B, C)."""
-        takes_ends = ops.updating() and is_plain(self.mixer, ConvModule)
-        return self.mixer_residual(x, lambda y, **ends: self.mixer(y, *mask, **state, **ends), takes_ends=takes_ends)
+        return self.mixer_residual(x, lambda y: self.mixer(y, *mask, **state))
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward network in its residual connection: (T, B, C) to (T, B, C)."""
-        return self.ffn_residual(x, self.ffn, takes_ends=ops.updating() and is_plain(self.ffn, FeedForward))
+        return self.ffn_residual(x, self.ffn)
 
 
 class EncoderBlock(Block):
@@ -145,20 +108,16 @@ class EncoderBlock(Block):
         """Nothing to upgrade; fairseq's encoder asks every layer."""
 
 
-# A decoder's block that one operator can do: the names of all modules in it, and the classes they may have.
+# The parts of a decoder's block that one operator can do: the classes that they may have, by the last part of the name.
 KNOWN_PARTS: dict[str, tuple[type[nn.Module], ...]] = {
     "mixer": (ConvModule,),
-    "mixer.conv": (LightweightConv, DynamicConv),
+    "conv": (LightweightConv, DynamicConv),
     "encoder_attn": (SourceAttention,),
     "ffn": (FeedForward,),
-    **{f"{part}_residual": (Residual,) for part in ("mixer", "encoder_attn", "ffn")},
-    **{f"{part}_residual.layer_norm": (nn.LayerNorm,) for part in ("mixer", "encoder_attn", "ffn")},
-    **{f"{part}_residual.dropout": (Dropout,) for part in ("mixer", "encoder_attn", "ffn")},
-    **dict.fromkeys(("mixer.input_dropout", "mixer.conv.weight_dropout", "ffn.dropout"), (Dropout,)),
-    "encoder_attn.dropout_module": (Dropout,),
-    **dict.fromkeys(("mixer.in_proj", "mixer.conv.weight_linear", "mixer.out_proj"), (nn.Linear,)),
-    **{f"encoder_attn.{name}_proj": (nn.Linear,) for name in ("q", "k", "v", "out")},
-    **dict.fromkeys(("ffn.fc1", "ffn.fc2"), (nn.Linear,)),
+    "layer_norm": (nn.LayerNorm,),
+    **dict.fromkeys(("mixer_residual", "encoder_attn_residual", "ffn_residual"), (Residual,)),
+    **dict.fromkeys(("dropout", "input_dropout", "weight_dropout", "dropout_module"), (Dropout,)),
+    **dict.fromkeys(("in_proj", "weight_linear", "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), (nn.Linear,)),
 }
 
 
@@ -210,7 +169,7 @@ class DecoderBlock(OwnEntry, Block):
         attn: Tensor | None = None
         if self.encoder_attn is not None:
 
-            def attend(query: Tensor, **ends: Any) -> Tensor:
+            def attend(query: Tensor) -> Tensor:
                 nonlocal attn
                 out, attn = self.encoder_attn(
                     query=query,
@@ -221,24 +180,22 @@ class DecoderBlock(OwnEntry, Block):
                     static_kv=True,
                     need_weights=need_attn,
                     need_head_weights=need_head_weights,
-                    **ends,
                 )
                 return out
 
-            takes_ends = ops.updating() and is_plain(self.encoder_attn, SourceAttention)
-            x = self.encoder_attn_residual(x, attend, takes_ends=takes_ends)
+            x = self.encoder_attn_residual(x, attend)
         return self.feed(x), attn, None
 
     def _step_at_once(self, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
         """One newest position in one operator; None where the parts must be run one after the other."""
         entry: Any = incremental_state.get(self._owner)
         if entry is None:  # a search begins: it is decided for all of it, and the first step makes the parts' states
-            step = BlockStep.of(self, KNOWN_PARTS, x[:1])
-            incremental_state[self._owner] = {} if step is None else {"step": step}  # type: ignore[dict-item]
+            at_once: Any = block_step.can_step(self, KNOWN_PARTS, x[:1])
+            incremental_state[self._owner] = {"at_once": at_once}
             return None
-        if "step" not in entry or need_weights or x.shape[0] != 1:
+        if not entry["at_once"] or need_weights or x.shape[0] != 1:
             return None
-        return entry["step"](x, incremental_state)
+        return block_step.step(self, x, incremental_state)
 
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
         """fairseq's call before generation: whether alignments will be asked for."""
@@ -252,6 +209,13 @@ class PluginModel(BaseFairseqModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         """Add the flags of the model's dataclass, which ``register_model`` keeps under this name."""
         add_arguments(parser, getattr(cls, "__dataclass")())
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **options: Any
+    ) -> Any:
+        """Load a trained model for plain text; ``hub.from_pretrained`` says more."""
+        return hub.from_pretrained(cls.hub_models(), model_name_or_path, checkpoint_file, data_name_or_path, **options)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
         """Load as fairseq does. Where layers are left out, ``model_cfg`` then describes the model without them.
@@ -275,11 +239,6 @@ class PluginModel(BaseFairseqModel):
         options = getattr(stack.cfg, side)
         setattr(model_cfg, f"{side}_layers", options.layers)
         setattr(model_cfg, f"{side}_kernel_size_list", list(options.kernel_size_list))
-
-    def make_generation_fast_(self, **options: Any) -> None:
-        """Do as fairseq does, and pack the weights for products in bfloat16."""
-        super().make_generation_fast_(**options)
-        pack_weights(self)
 
 
 def with_training_options(block: Block, cfg: Any) -> Block:

@@ -1,20 +1,16 @@
 """Attention of a decoder to the source: fairseq's, with steps that do not copy the source's keys and values."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import Dropout, Ends, IncrementalState, apply_linear, is_plain
+from lightconv_plugin.modules import Dropout, IncrementalState, OwnEntry, apply_linear, is_plain
 
 _NO_SOURCE = "there is no source to attend to; give encoder_out, or build the model with --no-cross-attention"
 
 
-class SourceAttention(MultiheadAttention):
+class SourceAttention(OwnEntry, MultiheadAttention):
     """fairseq's source-target attention: the same parameters, the same results.
 
     In incremental decoding the keys and values of a sentence are computed once and stay where they are, for all of its
@@ -22,18 +18,14 @@ class SourceAttention(MultiheadAttention):
     given once for each hypothesis, or once for each sentence where its hypotheses follow each other.
     """
 
-    together: tuple[Tensor, Tensor, Tensor | None] | None = None  # within ``reading_together``
-
     def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
         super().__init__(
             embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
         )
         self.dropout_module = Dropout(dropout, self)
 
-    def __setstate__(self, state: Any) -> None:
-        """Give a copy another entry than the original's."""
-        super().__setstate__(state)
-        self.init_incremental_state()
+    def _get_full_incremental_state_key(self, key: str) -> str:
+        return f"{self._owner}.{key}"
 
     def forward(
         self,
@@ -47,8 +39,6 @@ class SourceAttention(MultiheadAttention):
         attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
-        *,
-        ends: Ends | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As fairseq's.
 
@@ -60,7 +50,6 @@ class SourceAttention(MultiheadAttention):
             need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
             static_kv: taken for granted: the source does not change from step to step.
             attn_mask, before_softmax: not supported.
-            ends: of the residual connection around this module, without a state.
 
         Raises:
             ValueError: no source, what is not supported, or hypotheses that the sentences of the source do not divide.
@@ -68,23 +57,16 @@ class SourceAttention(MultiheadAttention):
         if attn_mask is not None or before_softmax:
             raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
         need_weights = need_weights or need_head_weights
-        ends = ends or Ends()
         if incremental_state is None:
-            out, weights = self._attend(query, key, value, key_padding_mask, need_weights, ends)
+            out, weights = self._attend(query, key, value, key_padding_mask, need_weights)
         else:
             out, weights = self._step(query, key, key_padding_mask, incremental_state, need_weights)
         if weights is not None and not need_head_weights:
             weights = weights.mean(dim=0)
-        return ends.last(self.out_proj, out), weights
+        return apply_linear(self.out_proj, out), weights
 
     def _attend(
-        self,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        padding: Tensor | None,
-        need_weights: bool,
-        ends: Ends,
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """All positions: (T, B, C), and the weights (H, B, T, S) if needed."""
 
@@ -93,13 +75,9 @@ class SourceAttention(MultiheadAttention):
 
         if key is None or value is None:
             raise ValueError(_NO_SOURCE)
-        q = split(ends.first(self.q_proj, query))
-        if self.together is not None:
-            *read, seen = self.together
-            k, v = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in read)
-        else:
-            k, v = split(apply_linear(self.k_proj, key)), split(apply_linear(self.v_proj, value))
-            seen = None if padding is None else ~padding.bool()[:, None, None, :]
+        pairs = ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
+        q, k, v = (split(apply_linear(layer, x)) for layer, x in pairs)
+        seen = None if padding is None else ~padding.bool()[:, None, None, :]
         out, weights = ops.attention(q, k, v, seen, self.dropout_module.probability, need_weights=need_weights)
         if weights is not None:
             weights = weights.transpose(0, 1)
@@ -180,37 +158,3 @@ class SourceAttention(MultiheadAttention):
         source = self.get_incremental_state(incremental_state, "source")
         if source is not None:
             self.set_incremental_state(incremental_state, "source", ops.reorder_source(source, new_order, kept))
-
-
-@contextmanager
-def reading_together(attentions: Sequence[Any], encoder_out: dict[str, list[Tensor]] | None) -> Iterator[None]:
-    """In an update, have several attentions to one source share the product that gives their keys and values.
-
-    Args:
-        attentions: each reads alone unless all are of ``SourceAttention``, with linear maps as they were made.
-        encoder_out: fairseq's, of which every sentence has a word.
-    """
-    together = (
-        ops.updating() and encoder_out is not None and all(is_plain(each, SourceAttention) for each in attentions)
-    )
-    maps = [layer for each in attentions for layer in (each.k_proj, each.v_proj)] if together else []
-    if not maps or encoder_out is None or not all(is_plain(layer, nn.Linear) for layer in maps):
-        yield
-        return
-    (source,), padding = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
-    weight, bias = (torch.cat([getattr(layer, name) for layer in maps]) for name in ("weight", "bias"))
-    # batch first, as PyTorch's attention lays the gradients of keys and values
-    read = ops.linear(source.transpose(0, 1).contiguous(), weight, bias).chunk(len(maps), dim=2)
-    mask = None
-    if padding:
-        sentences, length = padding[0].shape
-        # its kernels copy a mask whose rows do not begin at multiples of 16 numbers
-        mask = source.new_zeros(sentences, 1, 1, -(-length // 16) * 16)[..., :length]
-        mask.masked_fill_(padding[0][:, None, None], torch.finfo(mask.dtype).min)
-    for number, each in enumerate(attentions):
-        each.together = (*read[2 * number : 2 * number + 2], mask)
-    try:
-        yield
-    finally:
-        for each in attentions:
-            each.together = None

@@ -5,14 +5,12 @@ from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
 from lightconv_plugin.modules.conv_module import ConvModule
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import (
-    Ends,
     apply_linear,
-    apply_linear_beside,
     is_plain,
     linear,
     modules_of,
-    pack_weights,
     packed_weight,
+    with_packed_weights,
 )
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
@@ -23,7 +21,6 @@ __all__ = [
     "ConvModule",
     "Dropout",
     "DynamicConv",
-    "Ends",
     "IncrementalState",
     "InputWindow",
     "LightweightConv",
@@ -33,10 +30,9 @@ __all__ = [
     "StepByStep",
     "TimeConv",
     "apply_linear",
-    "apply_linear_beside",
     "is_plain",
     "linear",
     "modules_of",
-    "pack_weights",
     "packed_weight",
+    "with_packed_weights",
 ]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import apply_linear, apply_linear_beside, is_plain
+from lightconv_plugin.modules.linear import apply_linear, is_plain
 from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_width
 
 DROPCONNECT_PER = ("position", "kernel")
@@ -202,7 +202,7 @@ class DynamicConv(TimeConv):
         self.check_features(x, self.channels)
         self.check_features(x if query is None else query, self.query_dim, "the query")
         if query is None and self.query_heads == 1:
-            logits, x = apply_linear_beside(self.weight_linear, x)
+            logits = apply_linear(self.weight_linear, x)
             weight = logits.view(*x.shape[:-1], self.heads, self.kernel_size)
         else:
             weight = self.predict(x if query is None else query)

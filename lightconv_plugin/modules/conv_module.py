@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules.conv import TimeConv
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import Ends, apply_linear, linear
+from lightconv_plugin.modules.linear import apply_linear, linear
 from lightconv_plugin.modules.window import IncrementalState
 
 
@@ -50,12 +50,7 @@ class ConvModule(nn.Module):
         self.out_proj = linear(conv.channels, embed_dim)
 
     def forward(
-        self,
-        x: Tensor,
-        padding_mask: Tensor | None = None,
-        incremental_state: IncrementalState | None = None,
-        *,
-        ends: Ends | None = None,
+        self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
         """Mix over time.
 
@@ -63,17 +58,15 @@ class ConvModule(nn.Module):
             x: (T, B, C_in); with a state, the newest positions.
             padding_mask: (B, T), true where x is padding, which is zeroed before the convolution.
             incremental_state: fairseq's state of a decoder that goes on from what it has read.
-            ends: of the residual connection around this module.
 
         Returns:
             (T, B, C_in).
         """
-        ends = ends or Ends()
         x = self.input_dropout(x)
         apart = {} if self.query_proj is None else {"query": apply_linear(self.query_proj, x)}
-        x = ends.first(self.in_proj, x)
+        x = apply_linear(self.in_proj, x)
         if self.glu:
             x = ops.glu_mask(x, padding_mask)
         elif padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return ends.last(self.out_proj, self.conv(x, incremental_state=incremental_state, **apart))
+        return apply_linear(self.out_proj, self.conv(x, incremental_state=incremental_state, **apart))

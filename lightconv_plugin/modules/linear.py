@@ -1,19 +1,16 @@
 """Linear maps, started as everywhere in these models, and the rule for doing a module's work without calling it."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 from torch.nn.modules.module import _has_any_global_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightconv_plugin import ops
 
-_PACKED = "_lightconv_packed"  # the attribute of a layer
+_PACKED = "_lightconv_packed"  # attribute of the linear maps in a copy that ``with_packed_weights`` makes
 
 
 def linear(in_features: int, out_features: int, *, gain: float = 1.0) -> nn.Linear:
@@ -37,27 +34,6 @@ def apply_linear(layer: Any, x: Any, activation: Callable[[Tensor], Tensor] | No
     else:
         out = ops.linear(x, layer.weight, layer.bias, packed_weight(layer))
     return out if activation is None else activation(out)
-
-
-def apply_linear_beside(
-    layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """activation(layer(x)), and x for those who read it too; see ``ops.linear_beside``."""
-    if ops.updating() and is_plain(layer, nn.Linear) and activation in (None, F.relu):
-        return ops.linear_beside(x, layer.weight, layer.bias, relu=activation is F.relu)
-    return apply_linear(layer, x, activation), x
-
-
-class Ends:
-    """The maps at both ends of a sublayer, as it applies them; a residual connection may have others."""
-
-    def first(self, layer: Any, x: Tensor, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Apply the map that reads the sublayer's input x, and the function after it."""
-        return apply_linear(layer, x, activation)
-
-    def last(self, layer: Any, x: Tensor) -> Tensor:
-        """Apply the map whose output is the sublayer's."""
-        return apply_linear(layer, x)
 
 
 def modules_of(module: nn.Module) -> list[nn.Module]:
@@ -91,38 +67,30 @@ def _is_plain_tensor(parameter: Tensor | None) -> bool:
     return parameter is None or (type(parameter) in (nn.Parameter, Tensor) and parameter.layout is torch.strided)
 
 
-def pack_weights(model: nn.Module) -> None:
-    """Keep the weights of all plain linear maps in bfloat16 beside them, where products are computed in that.
-
-    For a model that is not trained any more: a weight that changes through its ``data`` cannot be seen to change.
-    """
-    _see_optimizers()
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear) and is_plain(layer, nn.Linear) and not layer.weight.is_inference():
-            packed = ops.pack_weight(layer.weight)
-            if packed is not None:
-                vars(layer)[_PACKED] = (_identity(layer.weight), packed)
-
-
 def packed_weight(layer: nn.Module) -> Tensor | None:
-    """Return what ``pack_weights`` keeps of a layer; None if nothing, or if its weight is another one now."""
-    if torch.compiler.is_compiling():
-        return None
-    identity, packed = vars(layer).get(_PACKED, (None, None))
-    if packed is None or torch.is_grad_enabled() or identity != _identity(layer.weight):
-        return None
+    """Return the packed weight of a linear map in a copy that ``with_packed_weights`` made; None elsewhere."""
+    packed: Tensor | None = vars(layer).get(_PACKED)
     return packed
 
 
-@functools.cache
-def _see_optimizers() -> None:
-    """Have every step of an optimiser count as a change of its weights; torch's fused ones do not say that they do."""
+def with_packed_weights(module: Any) -> Any:
+    """Return a copy of a module in which plain linear maps have packed weights beside their own, for one search.
 
-    def say(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        increment_version([weight for group in optimizer.param_groups for weight in group["params"]])
+    Copied are the linear maps and the plain modules around them. The copy shares parameters, keys of states and all
+    else with the original, which knows nothing of it. A weight that changes later is not seen to change: make a new
+    copy. Where products are computed in float32 there is nothing to pack, and the module itself is returned.
+    """
+    if not is_plain(module, type(module)):
+        return module
+    if type(module) is nn.Linear:
+        packed = ops.pack_weight(module.weight)
+        return module if packed is None else _alike(module, {_PACKED: packed})
+    parts = {name: None if part is None else with_packed_weights(part) for name, part in module._modules.items()}
+    return module if parts == module._modules else _alike(module, {"_modules": parts})
 
-    register_optimizer_step_post_hook(say)
 
-
-def _identity(weight: Any) -> tuple[int, int]:
-    return weight.data_ptr(), weight._version
+def _alike(module: nn.Module, changed: dict[str, Any]) -> nn.Module:
+    """Return a module of the same class with the same attributes, but for those changed."""
+    other = module.__new__(type(module))
+    vars(other).update(vars(module) | changed)
+    return other

@@ -1,5 +1,6 @@
 """The past that a causal module keeps while a decoder takes one position at a time."""
 
+import copy
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -44,10 +45,16 @@ class OwnEntry(nn.Module):
         super().__init__(*args, **options)
         self._owner = str(uuid.uuid4())
 
-    def __setstate__(self, state: Any) -> None:
-        """Give a copy another entry than the original's."""
-        super().__setstate__(state)
-        self._owner = str(uuid.uuid4())
+    def __copy__(self) -> "OwnEntry":
+        """Return a module with an entry of its own; one that was pickled keeps the entry in the state beside it."""
+        other = self.__new__(type(self))
+        vars(other).update(vars(self), _owner=str(uuid.uuid4()))
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OwnEntry":
+        memo[id(self)] = other = copy.copy(self)
+        vars(other).update(copy.deepcopy(vars(self) | {"_owner": other._owner}, memo))
+        return other
 
 
 class StepByStep(OwnEntry):

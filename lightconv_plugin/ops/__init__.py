@@ -14,7 +14,7 @@ from lightconv_plugin.ops.fused.generation import (
     search_step,
     step_candidates,
 )
-from lightconv_plugin.ops.fused.linear import bf16_units, linear, linear_beside, pack_weight, set_precision, updating
+from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.fused.training import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
@@ -39,7 +39,6 @@ __all__ = [
     "glu_mask",
     "light_conv",
     "linear",
-    "linear_beside",
     "normalize_kernel",
     "pack_weight",
     "push",
@@ -52,5 +51,4 @@ __all__ = [
     "smoothed_nll",
     "step_candidates",
     "takes",
-    "updating",
 ]

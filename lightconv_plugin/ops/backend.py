@@ -74,8 +74,6 @@ OPERATORS = {
     "dropout": Operator("dropout", transforms=True),
     "smoothed_nll": Operator("smoothed_nll_backward"),
     "residual_norm": Operator("residual_norm_backward", widest=4096, fuses=True),
-    # itself a gradient, of a linear map's bias; relu_backward is that of a ReLU after it too
-    "column_sums": Operator("relu_backward", fuses=True),
     "conv_step": Operator(casts=True, widest=3072),
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),

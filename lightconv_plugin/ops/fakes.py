@@ -75,8 +75,6 @@ FAKES: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),
     **dict.fromkeys(("update_decide", "adam_step", "search_step"), lambda *_: None),
     "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
-    "column_sums": lambda x: x.new_empty(x.shape[1]),
-    "relu_backward": lambda grad, _: (like(grad), grad.new_empty(grad.shape[1])),
     "smoothed_nll": lambda x, *_: tuple(x.new_empty(n, dtype=torch.float64) for n in (2, len(x))),
     "residual_norm": residual_norm,
     "residual_norm_backward": residual_norm_backward,

@@ -39,11 +39,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Make a folder to be filled, which takes the name ``path`` when the block ends; nothing may bear it.
 
+    The folders above it are made where they are missing.
+
     Until then it lies in ``.NAME.<random>.partial`` beside it, which a killed process leaves.
 
     Raises:
         OSError: it cannot be written, or something has the name; the message names ``path``.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.", suffix=".partial") as scratch:
         folder = Path(scratch) / path.name
         folder.mkdir()

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 
@@ -291,37 +290,19 @@ def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
     return next((path for path in found if path.name.split(".so.")[-1].split(".")[0] == major), next(iter(found), None))
 
 
-class Launch(NamedTuple):
-    """A kernel that was launched, its blocks, their threads and bytes of shared memory, and the file of its code."""
-
-    kernel: str
-    blocks: int
-    threads: int
-    shared_bytes: int
-    code: Path
-
-
 @contextlib.contextmanager
-def compiled_together(capability: int = 0) -> Iterator[list[Launch]]:
+def compiled_together() -> Iterator[None]:
     """Compile all kernels that are launched within, at the end and side by side; within none runs.
 
-    What operators return within is whatever memory held. With a ``capability``, such as 90 for sm_90, the kernels are
-    for such a GPU, which need not be there; operators that are called with the dispatch key CUDA take CPU tensors then.
-
-    Yields:
-        a list, which at the end has each kernel's first launch.
+    What operators return within is whatever memory held.
     """
-    launches: list[Launch] = []
-    torch.ops.lightconv.cuda_gather(True, capability)
+    torch.ops.lightconv.cuda_gather(True)
     try:
-        yield launches
+        yield
     finally:
         began = perf_counter()
-        for line in torch.ops.lightconv.cuda_gather(False).splitlines():
-            kernel, blocks, threads, shared_bytes, code = line.split(" ", 4)
-            launches.append(Launch(kernel, int(blocks), int(threads), int(shared_bytes), Path(code)))
-        if not capability:
-            logger.info("%d CUDA kernels are ready after %.1f seconds", len(launches), perf_counter() - began)
+        files = torch.ops.lightconv.cuda_gather(False).splitlines()
+        logger.info("%d CUDA kernels are ready after %.1f seconds", len(files), perf_counter() - began)
 
 
 def _wheel_folders() -> list[Path]:

@@ -170,6 +170,10 @@ class BeamSearchGenerator(SequenceGenerator):
             return self._search_captured(source, bos, max_len, prefix)
         read = self.model.forward_encoder(net_input)
         states: list[dict[str, Any]] = [{} for _ in models]
+        # made anew, since weights may change between two searches, as they do with --eval-bleu
+        decoders = [
+            model.decoder.for_search() if hasattr(model.decoder, "for_search") else model.decoder for model in models
+        ]
         # a row is a hypothesis; those of a sentence lie together, and before the first token they are one
         tokens = torch.full((len(source), max_len + 2), self.pad, dtype=torch.long, device=source.device)
         tokens[:, 0] = bos
@@ -180,8 +184,8 @@ class BeamSearchGenerator(SequenceGenerator):
 
         for step in range(max_len + 1):
             logits = [
-                model.decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
-                for model, encoder_out, state in zip(models, read, states, strict=True)
+                decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
+                for decoder, encoder_out, state in zip(decoders, read, states, strict=True)
             ]
             forced = prefix[:, step] if step < prefix.shape[1] else None
             values, words, rows = self._candidates(logits, tokens, scores, forced, step, max_len, len(searched))
@@ -210,7 +214,7 @@ class BeamSearchGenerator(SequenceGenerator):
             tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
             tokens[:, step + 1] = words.view(-1)[continued]
             scores[:, step] = values.view(-1)[continued]
-            self._reorder(read, states, order, None if len(kept) == len(searched) else kept_places)
+            self._reorder(decoders, read, states, order, None if len(kept) == len(searched) else kept_places)
             prefix = prefix.index_select(0, kept_places)
             searched = [searched[place] for place in kept]
             if stepwise is not None:
@@ -293,13 +297,20 @@ class BeamSearchGenerator(SequenceGenerator):
                 kept.append(place)
         return ends, going_on, kept
 
-    def _reorder(self, read: list[Any], states: list[dict[str, Any]], order: Tensor, kept: Tensor | None) -> None:
+    def _reorder(
+        self,
+        decoders: list[Any],
+        read: list[Any],
+        states: list[dict[str, Any]],
+        order: Tensor,
+        kept: Tensor | None,
+    ) -> None:
         """Have row n of each model's state, and of what it has read, be row order[n]; ``kept``: see the decoder."""
-        for number, (model, state) in enumerate(zip(self.model.models, states, strict=True)):
-            if hasattr(model.decoder, "reorder_within_sentences"):
-                model.decoder.reorder_within_sentences(state, order, kept)
+        for number, (model, decoder, state) in enumerate(zip(self.model.models, decoders, states, strict=True)):
+            if hasattr(decoder, "reorder_within_sentences"):
+                decoder.reorder_within_sentences(state, order, kept)
             else:
-                model.decoder.reorder_incremental_state_scripting(state, order)
+                decoder.reorder_incremental_state_scripting(state, order)
                 read[number] = model.encoder.reorder_encoder_out(read[number], order)
 
     def _finish(self, step: int, tokens: Tensor, scores: Tensor, rows: Tensor, totals: Tensor) -> list[Hypothesis]:

@@ -1,6 +1,6 @@
 """A model whose parameters, gradients and Adam's moments lie in flat buffers, and fairseq's optimizer beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ class FlatModel:
 
     Args:
         optimizer: fairseq's, ``adam``, for float32, or in the wrapper for float16 or bfloat16.
+        reached: the parameters that have gradients. In float32 fairseq leaves others alone; in 16 bits theirs are 0.
+
+    Raises:
+        ValueError: the parameters have made different numbers of steps.
 
     Attributes:
         weight, grad: in the model's type.
@@ -25,9 +29,15 @@ class FlatModel:
         steps: of Adam so far, when the buffers were made.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, reached: Collection[Tensor]) -> None:
         self._optimizer = optimizer
-        self.params: list[nn.Parameter] = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
+        self.params: list[nn.Parameter] = list(
+            getattr(optimizer, "fp16_params", None) or (param for param in optimizer.params if param in reached)
+        )
+        made = {int(optimizer.optimizer.state.get(own, {}).get("step", 0)) for own, _ in self._masters()}
+        if len(made) > 1:
+            raise ValueError(f"the parameters have made different numbers of Adam's steps: {sorted(made)}")
+        (self.steps,) = made
         first = self.params[0]
         self._offsets, size = [], 0
         for param in self.params:
@@ -56,10 +66,8 @@ class FlatModel:
     @torch.no_grad()
     def _fill(self) -> None:
         state = self._optimizer.optimizer.state
-        steps = 0
         for master, which in self._masters():
             of_state = state.get(master) or {}
-            steps = max(steps, int(of_state.get("step", 0)))
             moments = {name: of_state.get(name) for name in ("exp_avg", "exp_avg_sq")}
             for name, source in {"param": master.data, **moments}.items():
                 if source is None:
@@ -68,7 +76,6 @@ class FlatModel:
                 for part, piece in zip(parts, source.flatten().split([p.numel() for p in parts]), strict=True):
                     part.copy_(piece.view_as(part))
             state.pop(master, None)
-        self.steps = steps
         for param, view in zip(self.params, self.views(self.weight), strict=True):
             view.copy_(param.data)
             param.data, param.grad = view, None
@@ -95,3 +102,9 @@ class FlatModel:
                     "exp_avg": joined(self.exp_avg),
                     "exp_avg_sq": joined(self.exp_avg_sq),
                 }
+
+    def release(self) -> None:
+        """Give fairseq's optimizer, after an ``export``, back the memory of its gradients."""
+        for master, _ in self._masters():
+            if self.param is not self.weight:
+                master.grad = torch.zeros_like(master)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,15 @@ MOST = 16  # lengths of the longer side; of sentence pairs, each gives one shape
 
 PAIR = ("src_tokens", "src_lengths", "prev_output_tokens", "target")
 MONOLINGUAL = ("src_tokens", "src_lengths", "target")
+
+
+class Padding(NamedTuple):
+    """Padding of a task's batches: its symbol and that of an end, and the sides on which it comes before the words."""
+
+    pad: int
+    eos: int
+    left_source: bool = False
+    left_target: bool = False
 
 
 def places(shape: Shape) -> int:
@@ -92,7 +101,7 @@ def batch_in_few_shapes(dataset: Any) -> None:
     ``few_shapes`` are those of its last batches.
     """
     sizes = sizes_of(dataset)
-    if sizes is None or not len(sizes):
+    if sizes is None or not len(sizes) or "batch_by_size" in vars(dataset):
         return
     original = dataset.batch_by_size
 
@@ -168,24 +177,7 @@ def shape_of(sample: dict[str, Any]) -> Shape:
     return (*inputs["src_tokens"].shape, *target)
 
 
-def lost(sample: dict[str, Any]) -> list[str]:
-    """Names of what a batch has, as fairseq collates it, and ``pack`` does not take, or not in this size."""
-    given = {name: value for name, value in {**sample, **sample["net_input"]}.items() if value is not None}
-    own = given.keys() - {"id", "nsentences", "ntokens", "net_input"}
-    taken = fields(shape_of(sample)) if isinstance(given.get("src_tokens"), Tensor) else {}
-    return sorted(name for name in own if name not in taken or getattr(given[name], "shape", None) != taken[name])
-
-
-def pack(
-    sample: dict[str, Any] | None,
-    packed: Tensor,
-    shape: Shape,
-    *,
-    pad: int,
-    eos: int,
-    left_source: bool,
-    left_target: bool,
-) -> None:
+def pack(sample: dict[str, Any] | None, packed: Tensor, shape: Shape, padding: Padding) -> None:
     """Write a batch, padded to a shape, into memory of ``room(shape)`` numbers.
 
     Sentences that fill it up are an end of sentence alone, and have no target: they change no loss and no gradient, and
@@ -193,7 +185,6 @@ def pack(
 
     Args:
         sample: as fairseq collates it; None for a batch of such sentences alone.
-        left_source, left_target: padding comes before the words.
     """
     views = unpack(packed, shape)
     given = {} if sample is None else {**sample["net_input"], "target": sample["target"]}
@@ -205,19 +196,19 @@ def pack(
             if own is not None:
                 view[:sentences] = own
             continue
-        left = left_source if name == "src_tokens" else left_target
-        view.fill_(pad)
+        left = padding.left_source if name == "src_tokens" else padding.left_target
+        view.fill_(padding.pad)
         if name != "target":
-            view[sentences:, -1 if left else 0] = eos
+            view[sentences:, -1 if left else 0] = padding.eos
         if own is not None:
             length = own.shape[1]
             (view[:sentences, view.shape[1] - length :] if left else view[:sentences, :length]).copy_(own)
 
 
-def as_sample(views: dict[str, Tensor], ntokens: Tensor) -> dict[str, Any]:
-    """A batch as criterions take it."""
+def as_sample(views: dict[str, Tensor], counts: Tensor) -> dict[str, Any]:
+    """A batch as criterions take it; ``counts`` (2,): its words and its sentences, without those that fill it up."""
     inputs = {name: view for name, view in views.items() if name != "target"}
-    return {"net_input": inputs, "target": views["target"], "ntokens": ntokens, "nsentences": len(views["target"])}
+    return {"net_input": inputs, "target": views["target"], "ntokens": counts[0], "nsentences": counts[1]}
 
 
 def _size(dims: Shape) -> int:

@@ -6,31 +6,37 @@ captured is trained as fairseq does it, and the log says once why.
 
 import dataclasses
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import metrics
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.dataclass.initialize import hydra_init
-from fairseq.models import BaseFairseqModel, FairseqEncoder, lightconv
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.models import BaseFairseqModel, FairseqEncoder
+from fairseq.modules import LayerDropModuleList
 from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from torch import Tensor, nn
+from torch import distributed, nn
 
 from lightconv_plugin.compat.shim import Original, shim
-from lightconv_plugin.models.encoder_decoder import LightConvEncoder
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
+from lightconv_plugin.training.comparison import changes, compare, constants
 from lightconv_plugin.training.flat import FlatModel
-from lightconv_plugin.training.updates import LEAD, CannotCapture, Padding, UpdateResult, Updates
+from lightconv_plugin.training.shapes import Padding
+from lightconv_plugin.training.updates import LEAD, CannotCapture, Made, Updates
 
 logger = logging.getLogger(__name__)
+
+KINDS = [f"{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")]
+HOOKS = [f"_{kind}" for kind in (*KINDS, "post_accumulate_grad_hooks")]  # that PyTorch calls in an update
+HOOKS += [f"_global_{kind}" for kind in KINDS] + ["_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"]
+SAME = (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
 
 OPTION = "cuda_graphs"
 HELP = (
@@ -55,10 +61,26 @@ def capture_updates() -> None:
     """Have fairseq's trainer make updates as graphs where the flag asks for it."""
 
     @shim(Trainer, "get_train_iterator")
-    def remember(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _few_shapes(self):
+    def in_few_shapes(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+        task = self.task
+
+        def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            shapes.batch_in_few_shapes(dataset)
+            return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+
+        if _is_asked_for(self):
+            task.get_batch_iterator = get_batch_iterator
+        try:
             self._lightconv_epoch = original(self, *args, **kwargs)
+        finally:
+            vars(task).pop("get_batch_iterator", None)
         return self._lightconv_epoch
+
+    @shim(Trainer, "begin_epoch")
+    def begin_epoch(original: Original, self: Any, *args: Any) -> None:
+        original(self, *args)
+        if captured := vars(self).get("_lightconv_captured"):
+            captured.proven = False
 
     @shim(Trainer, "train_step")
     def train_step(original: Original, self: Any, samples: Any, raise_oom: bool = False) -> Any:
@@ -68,151 +90,99 @@ def capture_updates() -> None:
     @shim(Trainer, "begin_valid_epoch")
     @shim(Trainer, "state_dict")
     def settled(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        settle(self)
+        if captured := vars(self).get("_lightconv_captured"):
+            captured.settle()
         return original(self, *args, **kwargs)
 
     @shim(Trainer, "load_checkpoint")
     def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        settle(self)
-        if self.__dict__.pop("_lightconv_captured", None) is not None:  # the optimizer is made anew
-            self._wrapped_model = None
+        if captured := vars(self).pop("_lightconv_captured", None):
+            captured.release()
         return original(self, *args, **kwargs)
 
 
-@contextmanager
-def _few_shapes(trainer: Any) -> Iterator[None]:
-    """Have the task of a trainer with the flag batch what it is given in few shapes."""
-    task = trainer.task
-    if not getattr(trainer.cfg.optimization, OPTION, False):
-        yield
-        return
-    original = task.get_batch_iterator
-
-    def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        if "batch_by_size" not in vars(dataset):
-            shapes.batch_in_few_shapes(dataset)
-        return original(dataset, *args, **kwargs)
-
-    task.get_batch_iterator = get_batch_iterator
-    try:
-        yield
-    finally:
-        del task.get_batch_iterator
-
-
-def settle(trainer: Any) -> None:
-    """Bring a trainer and its optimizer to where the device is."""
-    captured = trainer.__dict__.get("_lightconv_captured")
-    if captured is not None:
-        captured.settle()
+def _is_asked_for(trainer: Any) -> bool:
+    return bool(getattr(trainer.cfg.optimization, OPTION, False))
 
 
 def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
-    """Return what makes this trainer's updates; None for fairseq. Decided at its first update, of these batches."""
-    if "_lightconv_captured" not in trainer.__dict__:
-        trainer._lightconv_captured = None
-        if getattr(trainer.cfg.optimization, OPTION, False):
-            try:
-                trainer._lightconv_captured = CapturedTraining(trainer, samples)
-            except CannotCapture as reason:
-                logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
-    found: CapturedTraining | None = trainer._lightconv_captured
-    return found
+    """Return what makes this trainer's updates, of these batches first; None for fairseq.
+
+    Decided at the first update, and at the first of each epoch, when graphs are captured anew if what they hold for
+    ever has changed.
+    """
+    known = vars(trainer)
+    captured: CapturedTraining | None = known.get("_lightconv_captured")
+    if captured.proven if captured else "_lightconv_captured" in known or not _is_asked_for(trainer):
+        return captured
+    try:
+        if captured and (changed := changes(captured.constants, constants_of(trainer))):
+            logger.info("--cuda-graphs: graphs are captured anew: %s", changed)
+            captured.release()
+            captured = None
+        captured = captured or CapturedTraining(trainer, samples)
+        captured.prove(samples)
+    except Exception as error:  # fairseq meets it too, if it is the training's own
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): "
+        reason = f"{'' if isinstance(error, CannotCapture) else where}{error}"
+        logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
+        if captured:
+            captured.release()
+        captured = None
+    known["_lightconv_captured"] = captured
+    return captured
 
 
 def refuse(trainer: Any) -> None:
-    """Check what can be told beforehand.
+    """Save the trial where its outcome can be told beforehand.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
     """
-    cfg = trainer.cfg
-    options = {
-        "--amp": cfg.common.amp,
-        "--tpu": cfg.common.tpu,
-        "--memory-efficient-fp16": cfg.common.memory_efficient_fp16,
-        "--memory-efficient-bf16": cfg.common.memory_efficient_bf16,
-        "--model-parallel-size": cfg.common.model_parallel_size > 1,
-        "--pipeline-model-parallel": cfg.distributed_training.pipeline_model_parallel,
-        "--quantization-config-path": trainer.quantizer is not None,
-        "--use-bmuf": cfg.optimization.use_bmuf,
-        "--store-ema": cfg.ema.store_ema,
-        # each process would stop by a clock of its own
-        "--stop-time-hours with several processes": trainer.data_parallel_world_size > 1
-        and cfg.optimization.stop_time_hours > 0,
-        f"--ddp-backend {cfg.distributed_training.ddp_backend}": cfg.distributed_training.ddp_backend
-        in ("fully_sharded", "slowmo"),
-    }
-    for option, given in options.items():
-        if given:
-            raise CannotCapture(f"{option} is given")
-    optimizer = trainer.optimizer
+    cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
-    if type(inner) is not FairseqAdam or type(inner.optimizer) is not Adam or len(inner.optimizer.param_groups) != 1:
-        raise CannotCapture(
-            f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters"
-        )
-    task, criterion = type(trainer.task), trainer.get_criterion()
-    if task.train_step is not FairseqTask.train_step or task.optimizer_step is not FairseqTask.optimizer_step:
-        raise CannotCapture(f"{task.__name__} makes updates in a way of its own")
-    if not task.logging_outputs_can_be_summed(criterion):
-        raise CannotCapture(f"what {type(criterion).__name__} logs cannot be summed up")
-    if any(p.requires_grad for p in criterion.parameters()):
-        raise CannotCapture(f"{type(criterion).__name__} has parameters")
-    for name, module in trainer.get_model().named_modules():
-        _refuse_module(name or type(module).__name__, module)
-    if any(p._backward_hooks for p in trainer.get_model().parameters()):
-        raise CannotCapture("a parameter has hooks on its gradient, which a graph would call once")
-    kinds = {(p.dtype, p.device) for p in trainer.get_model().parameters() if p.requires_grad}
-    if len(kinds) != 1:
-        raise CannotCapture("the parameters are of several types or on several devices")
-
-
-def _refuse_module(name: str, module: nn.Module) -> None:
-    hooks = [module._forward_hooks, module._backward_hooks, module._backward_pre_hooks]
-    before = [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ != "WeightNorm"]
-    if any(hooks) or before:
-        raise CannotCapture(f"{name} has hooks, which a graph would call once")
-    if type(module).__name__ == "LayerDropModuleList":
-        raise CannotCapture(f"{name} leaves out layers at random (--encoder-layerdrop, --decoder-layerdrop)")
-    own = getattr(type(module), "set_num_updates", None)
-    if own not in (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates):
-        raise CannotCapture(f"{name} changes with the number of updates")
-    if hasattr(module, "precheckpoint_forward"):
-        raise CannotCapture("--checkpoint-activations or --offload-activations is given")
-
-
-def without_questions(model: Any) -> None:
-    """Have fairseq's Transformer mask padding without asking the device if there is any; the results are the same."""
-    for module in model.modules():
-        kind = type(module)
-        if isinstance(module, TransformerEncoderBase) and (
-            kind.forward_scriptable is TransformerEncoderBase.forward_scriptable
-        ):
-            module.forward_scriptable = LightConvEncoder.forward_scriptable.__get__(module)
-        if kind is lightconv.LightConvEncoder:
-            module.forward = _encode.__get__(module)
-        if isinstance(module, TransformerDecoderBase):
-            module.cross_self_attention = True  # it hands on the mask of padding, as where there is some
-
-
-def _encode(self: Any, src_tokens: Tensor, src_lengths: Tensor | None = None) -> dict[str, list[Tensor]]:
-    """``forward`` of the encoder of fairseq's own ``lightconv``: tokens (B, S); the output is (S, B, C)."""
-    x = self.embed_scale * self.embed_tokens(src_tokens)
-    if self.embed_positions is not None:
-        x = x + self.embed_positions(src_tokens)
-    x, padding = self.dropout_module(x).transpose(0, 1), src_tokens.eq(self.padding_idx)
-    for layer in self.layers:
-        x = layer(x, padding)
-    if self.layer_norm is not None:
-        x = self.layer_norm(x)
-    return {"encoder_out": [x], "encoder_padding_mask": [padding]}
+    adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.param_groups) == 1
+    steps = [getattr(getattr(task, name), "__func__", None) for name in ("train_step", "optimizer_step")]
+    params = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
+    ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
+    refusals = {
+        f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
+        "--quantization-config-path is given": trainer.quantizer is not None,
+        "--store-ema is given": cfg.ema.store_ema,
+        "--model-parallel-size is given": cfg.common.model_parallel_size > 1,
+        "--pipeline-model-parallel is given": cfg.distributed_training.pipeline_model_parallel,
+        f"--ddp-backend {ddp} is given": ddp in ("fully_sharded", "slowmo"),
+        # each process would stop by a clock of its own
+        "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
+        f"{type(task).__name__} makes updates in a way of its own": steps
+        != [FairseqTask.train_step, FairseqTask.optimizer_step],
+        f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
+        "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) > 1,
+        "parameters in 16 bits are frozen": inner is not optimizer and not all(p.requires_grad for p in params),
+    }
+    owners = [("PyTorch", nn.modules.module), ("the optimizer", inner.optimizer)]
+    for part in (trainer.get_model(), criterion):
+        owners += [*part.named_modules(prefix=type(part).__name__), *part.named_parameters(prefix=type(part).__name__)]
+    for name, owner in owners:
+        hooks = [hook for kind in HOOKS for hook in (getattr(owner, kind, None) or {}).values()]
+        refusals |= {
+            f"{name} has hooks, which a graph would call once": any(type(h).__name__ != "WeightNorm" for h in hooks),
+            f"{name} changes with the number of updates": getattr(type(owner), "set_num_updates", None) not in SAME,
+            f"{name} leaves out layers at random (LayerDrop)": isinstance(owner, LayerDropModuleList),
+        }
+    if reason := next((sentence for sentence, holds in refusals.items() if holds), None):
+        raise CannotCapture(reason)
 
 
 class CapturedTraining:
     """Updates in place of a trainer's own ``train_step``: the device may be up to ``LEAD`` updates behind its numbers.
 
     At every update after which fairseq logs, validates, saves or stops, both are at the same place.
+
+    Attributes:
+        constants: what graphs hold for ever, by name.
+        proven: an update of this epoch was compared with fairseq's.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
@@ -224,87 +194,75 @@ class CapturedTraining:
         self.common, self.checkpoint, self.dataset, self.optimization = (
             cfg[name] for name in ("common", "checkpoint", "dataset", "optimization")
         )
-        device = trainer.device
+        device, model, criterion = trainer.device, trainer.get_model(), trainer.get_criterion()
         if capture and device.type != "cuda":
             raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
         refuse(trainer)
-        if lost := {name for sample in samples if sample for name in shapes.lost(sample)}:
-            raise CannotCapture(f"batches have what no graph is given: {', '.join(sorted(lost))}")
         if capture and (missing := library.load() or library.cuda_unusable()):
             raise CannotCapture(missing)
-        model, criterion = trainer.get_model(), trainer.get_criterion()
-        without_questions(model)
-        model.train()
-        criterion.train()
-        words = trainer.task.target_dictionary
-        epoch = trainer.__dict__.get("_lightconv_epoch")
+        words, epoch = trainer.task.target_dictionary, vars(trainer).get("_lightconv_epoch")
         dataset = getattr(epoch, "dataset", None)
-        padding = Padding(
-            words.pad(),
-            words.eos(),
-            bool(getattr(dataset, "left_pad_source", False)),
-            bool(getattr(dataset, "left_pad_target", False)),
-        )
-        self.updates = Updates(
-            model, criterion, padding, device, capture=capture, processes=trainer.data_parallel_world_size
-        )
+        left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
+        padding, processes = Padding(words.pad(), words.eos(), *left), trainer.data_parallel_world_size
+        self.updates = Updates(model, criterion, padding, device, capture=capture, processes=processes)
         self.rates: dict[int, float] = {}
-        self._start(self._plan(epoch, dataset, samples))
+        self.proven = False
+        self.updates.prepare(self._plan(epoch, dataset, samples))
+        self.constants = constants_of(trainer)
+        flat, scaler = FlatModel(trainer.optimizer, self.updates.reached), getattr(trainer.optimizer, "scaler", None)
+        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
+        if scaler is not None:
+            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
+        self.updates.begin(flat, settings_of(trainer), control)
+        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
+        trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
+        try:
+            self.updates.capture_rest()
+        except Exception:
+            self.release()
+            raise
 
     def _plan(self, epoch: Any, dataset: Any, samples: list[Any]) -> list[shapes.Shape]:
         """The shapes of all batches of an epoch; those of ``samples`` where a dataset does not tell its lengths."""
         counted = shapes.shapes_of(dataset, getattr(epoch, "frozen_batches", ()))
-        if not counted:
-            return sorted({shapes.shape_of(sample) for sample in samples if sample}, key=shapes.places, reverse=True)
-        planned = sorted(counted, key=shapes.places, reverse=True)
-        sizes = shapes.sizes_of(dataset)
-        assert sizes is not None
-        words = sum(int(sizes[list(batch)].sum()) for batch in epoch.frozen_batches)
-        logger.info(
-            "--cuda-graphs: %d batches in %d shapes, the largest %s (sentences x lengths); words fill %.1f%% of them",
-            counted.total(), len(planned), " x ".join(map(str, planned[0])),
-            100 * words / sum(count * shapes.places(shape) for shape, count in counted.items()),
-        )  # fmt: skip
+        own = counted or {shapes.shape_of(sample) for sample in samples if sample}
+        planned = sorted(own, key=shapes.places, reverse=True)
+        logger.info("--cuda-graphs: %d batches in %d shapes, up to %s", counted.total(), len(planned), planned[0])
         return planned
 
-    def _start(self, planned: list[shapes.Shape]) -> None:
-        trainer, optimizer = self.trainer, self.trainer.optimizer
-        self.updates.prepare(planned)
-        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
-        trainer._wrapped_model = trainer.get_model()
-        flat = FlatModel(optimizer)
-        inner = getattr(optimizer, "fp32_optimizer", optimizer)
-        group = inner.optimizer.param_groups[0]
-        scaler = getattr(optimizer, "scaler", None)
-        scale: dict[str, Any] = {"scaled": scaler is not None}
-        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
-        if scaler is not None:
-            scale |= {
-                "tolerance": scaler.tolerance,
-                "least": scaler.threshold or 0.0,
-                "lowest": scaler.min_loss_scale,
-                "window": scaler.scale_window,
-            }
-            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
-        clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
-        settings = ending.Settings(
-            clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale
-        )
-        self.updates.begin(flat, settings, control)
-        if self.updates.capture:
-            logger.info(
-                "--cuda-graphs: %.1f GiB of the device in use with the largest graph",
-                torch.cuda.memory_reserved(trainer.device) / 2**30,
-            )
+    def prove(self, samples: list[Any]) -> None:
+        """Compare an update of these batches with fairseq's, see ``comparison``.
+
+        Raises:
+            CannotCapture: they differ, here or in another process.
+        """
+        self.settle()
+        problem: Exception | None = None
+        with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
+            try:
+                refuse(self.trainer)
+                compare(self.trainer, self.updates, [sample for sample in samples if sample], self._set_seed)
+            except Exception as error:
+                problem = error
+        if self.updates.processes > 1:
+            found = torch.tensor(float(problem is not None), device=self.trainer.device)
+            distributed.all_reduce(found)
+            problem = problem or (CannotCapture("another process refuses") if found else None)
+        if problem:
+            raise problem
+        self.proven = True
+
+    def release(self) -> None:
+        """Leave the updates to fairseq."""
+        self.settle()
+        self.updates.flat.release()
+        self.trainer._wrapped_model = self.trainer._wrapped_criterion = None
 
     @metrics.aggregate("train")
     def train_step(self, samples: list[Any]) -> dict[str, Any] | None:
         """As fairseq's. What it logs is of updates that the device has made."""
         trainer = self.trainer
         self._set_seed()
-        for module in (trainer.get_model(), trainer.get_criterion()):
-            if not module.training:
-                module.train()
         metrics.log_start_time("train_wall", priority=800, round=0)
         batches = [sample or None for sample in samples]
         now = trainer.get_num_updates()
@@ -346,7 +304,7 @@ class CapturedTraining:
             or (epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch())
         )
 
-    def _take(self, made: UpdateResult) -> dict[str, Any] | None:
+    def _take(self, made: Made) -> dict[str, Any] | None:
         """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
         trainer = self.trainer
         scaler = getattr(trainer.optimizer, "scaler", None)
@@ -359,32 +317,47 @@ class CapturedTraining:
             logged: dict[str, Any] = trainer._reduce_and_log_stats([made.logged], made.sample_size, norm)
             return logged
         trainer.set_num_updates(trainer.get_num_updates() - 1)
-        if scaler is None or made.outcome["floor"]:
-            self._give_up(made, scaler)
-        logger.info(
-            "NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", made.control["loss_scale"]
-        )
-        return None
-
-    def _give_up(self, made: UpdateResult, scaler: Any) -> None:
-        trainer = self.trainer
-        path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
+        scale = made.control["loss_scale"]
+        if scaler is not None and not made.outcome["floor"]:
+            logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", scale)
+            return None
+        trainer.set_num_updates(trainer.get_num_updates() - self.updates.forget())  # which have changed nothing
+        what = "the gradient is not finite" if scaler is None else f"gradients overflow at a loss scale of {scale}"
+        path = f"{self.checkpoint.save_dir}/crash.pt"
+        trainer.consolidate_optimizer()
         trainer.save_checkpoint(path, {})
-        if scaler is None:
-            what = f"the gradient of update {trainer.get_num_updates() + 1} is not finite"
-        else:
-            what = f"the loss scale is down at {made.control['loss_scale']}, and gradients still overflow"
         raise FloatingPointError(
-            f"{what}; the parameters, which it has not changed, are in {path}. Train with a lower --lr, with "
-            "--clip-norm, or with larger batches; without --cuda-graphs fairseq names the module in which it happens."
+            f"{what} in update {trainer.get_num_updates() + 1}; the parameters, which it has not changed, are in "
+            f"{path}. Train with a lower --lr, with --clip-norm, or with larger batches; without --cuda-graphs fairseq "
+            "names the module in which it happens."
         )
 
     def settle(self) -> None:
         """Wait for the device, and bring fairseq's optimizer to where it is."""
         for made in self.updates.made(0):
             self._take(made)
-        steps = int(self.updates._control[ending.CONTROL.index("steps")].item())
-        self.updates.flat.export(steps)
+        self.updates.flat.export(self.updates.steps())
+
+
+def constants_of(trainer: Any) -> dict[str, Any]:
+    """All that graphs hold for ever, by name."""
+    return constants(trainer) | vars(settings_of(trainer))
+
+
+def settings_of(trainer: Any) -> ending.Settings:
+    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
+    optimizer = trainer.optimizer
+    (group,), scaler = optimizer.param_groups, getattr(optimizer, "scaler", None)
+    scale: dict[str, Any] = {"scaled": scaler is not None}
+    if scaler is not None:
+        scale |= {
+            "tolerance": scaler.tolerance,
+            "least": scaler.threshold or 0.0,
+            "lowest": scaler.min_loss_scale,
+            "window": scaler.scale_window,
+        }
+    clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
+    return ending.Settings(clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale)
 
 
 # the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's

@@ -1,13 +1,12 @@
 """Time this project beside its peers, taking turns, and print the ratios.
 
-A ratio is the peer's time (or memory) over this project's: above 1 this project is the better one. Milliseconds depend
-on the machine. Ratios are of turns taken in one process (CTranslate2 has one of its own), and depend on it less.
+A ratio is the peer's time over this project's: above 1 this project is the faster one. Milliseconds depend on the
+machine. Ratios are of turns taken in one process (CTranslate2 has one of its own), and depend on it less.
 
 example: python -m scripts.bench ops --operators light --lengths 128
 """
 
 import argparse
-import functools
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -19,12 +18,11 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
 
-MODULES = {"ops": "operators", "decode": "decoding", "train": "training", "memory": "operators", "kernels": "kernels"}
+MODULES = {"ops": "operators", "decode": "decoding", "train": "training", "kernels": "kernels"}
 MEASURED = {
     "ops": "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention",
     "decode": "one decoding step, and beam search from end to end",
     "train": "updates as fairseq-train makes them",
-    "memory": "the most memory that forward and backward take",
     "kernels": "each operator's kernels alone, beside the bandwidth of a copy",
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -35,23 +33,11 @@ def numbers(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
-def multiples(text: str, of: int) -> list[int]:
-    """A list of multiples of a number."""
-    if any(each % of for each in numbers(text)):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected multiples of {of}")
-    return numbers(text)
-
-
 def device(text: str) -> str:
     """The name of a device that this project runs on."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"got {text!r}, expected cpu, cuda or cuda:N")
     return text
-
-
-def device_or_architecture(text: str) -> str:
-    """The name of a device, or sm_90 and the like for what is compiled and not run."""
-    return text if re.fullmatch(r"sm_\d+", text) else device(text)
 
 
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -67,45 +53,33 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name, what in MEASURED.items():
         description = f"Measure {what}."
         add = commands.add_parser(name, formatter_class=Defaults, help=what, description=description).add_argument
-        if name == "kernels":
-            said = "cpu, cuda or cuda:N; sm_90: what convolutions are compiled to for such a GPU, without one"
-            add("--device", type=device_or_architecture, default="cpu", help=said)
-        else:
-            add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
+        add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
         add("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
         add("--seconds", type=float, default=1.0, help="about how long each case is timed")
         add("--out", type=Path, metavar="FILE", help="write the records as JSON too")
         if name == "kernels":
-            add("--tokens", type=int, help="T * B; hypotheses of a decoding step (default: 4096; several on GPUs)")
-            add("--channels", type=int, help="C (default: 1024; several on GPUs)")
-            add("--length", type=numbers, help="T, several by commas (default: 128; 8, 32 and 512 on GPUs)")
-            add("--kernels", type=numbers, help="K, several by commas (default: 31,65; 3 to 255 on GPUs)")
-            add("--heads", type=int, default=0, help="H (default: heads of 64 channels)")
-            add("--dropconnect", type=float, default=0.0, help="of the convolutions")
+            add("--tokens", type=positive, default=4096, help="T * B; hypotheses of a decoding step")
+            add("--channels", type=positive, default=1024, help="C, in heads of 64")
+            add("--length", type=numbers, default="128", help="T, several by commas")
+            add("--kernels", type=numbers, default="31,65", help="K, several by commas")
             add("--only", default="", help="only what has this in its name: 'conv, K', float16")
-        if name in ("ops", "memory"):
-            several, more = (",dynamic module", "") if name == "ops" else ("", ",8192")
-            add("--operators", default=f"light,dynamic{several}", help="several by commas")
-            add("--lengths", type=numbers, default=f"32,128,512,2048{more}", help="T, several by commas")
+        if name == "ops":
+            add("--operators", default="light,dynamic,dynamic module", help="several by commas")
+            add("--lengths", type=numbers, default="32,128,512,2048", help="T, several by commas")
             add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=512, help="C")
             add("--heads", type=positive, default=8, help="H")
             add("--kernel", type=positive, default=31, help="K")
             add("--causal", action="store_true", help="pad on the left only, as a decoder does")
-        if name == "ops":
             add("--no-peers", action="store_true", help="ours alone: the time of a token at each T")
             add("--layouts", action="store_true", help="batch first, with a state, packed (all causal)")
-        if name in ("ops", "memory", "decode"):
+        if name in ("ops", "decode"):
             add("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
         if name in ("train", "decode"):
             add("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
-            add("--precisions", help="of products on a CPU (default: fp32,bf16 if it has the units)")
         if name == "decode":
-            rows, channels = (functools.partial(multiples, of=each) for each in (4, 64))
             add("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
             add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
-            add("--rows", type=rows, default="128,1024", help="hypotheses of a step alone")
-            add("--channels", type=channels, default="512,1024", help="C of a step alone")
             add("--only", choices=("steps", "search"), help="steps alone, or whole searches")
         if name == "train":
             add("--tokens", type=positive, default=2048, help="words of a batch, padding included")
@@ -129,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"--device {args.device}: torch {torch.__version__} sees no CUDA device of that number, {count} in all"
             )
-        torch.cuda.set_device(index)  # for whatever names no device: fairseq's trainer, events, memory
+        torch.cuda.set_device(index)  # for whatever names no device: fairseq's trainer, events
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(1)
@@ -140,24 +114,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = library.load()
     if missing is not None:
         raise UserError(f"there is nothing to measure: {missing}")
-    device = None if args.device.startswith("sm_") else torch.device(args.device)
-    print(f"{args.what} " + (f"for {args.device}" if device is None else f"on {machine(device)}"))
+    device = torch.device(args.device)
+    print(f"{args.what} on {machine(device)}")
     measured = importlib.import_module(f"scripts.bench.{MODULES[args.what]}")
     records = []
     for rows in measured.tables(args, device):
         status, table = StatusLine(), []
         for row in rows:
-            record = {key: value for _, key, _, value in row}
-            records.append(record)
+            records.append({heading: value for heading, _, value in row})
             table.append(row)
-            status.update("measured " + " ".join(str(value) for value in list(record.values())[:3]))
+            status.update("measured " + " ".join(str(value) for *_, value in row[:3]))
         status.close()
         if not table:
             continue
-        cells = [["-" if value in (None, "") else form.format(value) for *_, form, value in row] for row in table]
+        cells = [["-" if value is None else form.format(value) for *_, form, value in row] for row in table]
         left = len(list(takewhile(lambda cell: isinstance(cell[-1], str), table[0])))  # columns of words
         print("\n".join(aligned([[heading for heading, *_ in table[0]], *cells], left=left, rule=True)) + "\n")
-    if args.what in ("ops", "memory") and args.device.startswith("cuda"):
+    if args.what == "ops" and args.device.startswith("cuda"):
         absent = [name for name in ("lightconv_cuda", "dynamicconv_cuda") if importlib.util.find_spec(name) is None]
         if absent:
             print(f"not measured: fairseq's own CUDA kernels ({', '.join(absent)} not installed)")

@@ -1,6 +1,5 @@
 """``scripts.bench decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
-import copy
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -12,12 +11,12 @@ import torch
 from lightconv_plugin import ops
 from scripts.bench import ctranslate2
 from scripts.bench.operators import Shape, fairseq_layer
-from scripts.bench.timing import Row, kernels_of, median_times, precisions, products_in, spread, take_turns
+from scripts.bench.timing import Row, median_times, precisions, products_in, spread, take_turns
 from scripts.fairseq_io.models import TaskAndModel, translation
 
 WIDTH, BEAM = 31, 4
+ROWS, CHANNELS = (128, 1024), (512, 1024)  # of a step alone
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
-NO_GRAPH = "pla_translation, no graph"
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
@@ -31,7 +30,7 @@ def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
 
 def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
     """The operator alone (kernels given) at (rows, channels), K = 31, state full, re-ordered after every step."""
-    for operator, rows, channels in product(("light", "dynamic"), args.rows, args.channels):
+    for operator, rows, channels in product(("light", "dynamic"), ROWS, CHANNELS):
         given: dict[str, Any] = {"device": device, "dtype": getattr(torch, args.dtype)}
         shape = Shape(1, rows, channels, channels // 64, WIDTH, causal=True)
         x = torch.randn(1, rows, channels, **given)
@@ -46,13 +45,13 @@ def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
                 case()
             times = median_times(cases, args.seconds)
         yield [
-            ("operator", "operator", "{}", operator),
-            ("rows", "rows", "{}", rows),
-            ("C", "channels", "{}", channels),
-            ("ours ms", "ours_ms", "{:.2f}", times["ours"] * 1e3),
-            ("fairseq ms", "fairseq_ms", "{:.2f}", times["fairseq"] * 1e3),
-            ("ratio", "ratio", "{:.1f}x", times["fairseq"] / times["ours"]),
-            ("GB/s", "gbytes", "{:.1f}", WIDTH * x.nbytes / times["ours"] / 1e9),
+            ("operator", "{}", operator),
+            ("rows", "{}", rows),
+            ("C", "{}", channels),
+            ("ours ms", "{:.2f}", times["ours"] * 1e3),
+            ("fairseq ms", "{:.2f}", times["fairseq"] * 1e3),
+            ("ratio", "{:.1f}x", times["fairseq"] / times["ours"]),
+            ("GB/s", "{:.1f}", WIDTH * x.nbytes / times["ours"] / 1e9),
         ]
 
 
@@ -90,18 +89,8 @@ class Search:
         built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
         with products_in(precision, built.args.arch):
             built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-            self.generator = self.new_generator()
-
-    def new_generator(self) -> Any:
-        options = Namespace(beam=BEAM, min_len=self.length, max_len_a=0, max_len_b=self.length)
-        return self.built.task.build_generator([self.built.model], options)
-
-    def without_graphs(self) -> "Search":
-        """The same model, searched kernel by kernel."""
-        other = copy.copy(self)
-        other.generator = self.new_generator()
-        other.generator.captures = False
-        return other
+            options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
+            self.generator = built.task.build_generator([built.model], options)
 
     def run(self, source: torch.Tensor) -> Callable[[], None]:
         """Beam search over ``source`` (sentences, length)."""
@@ -111,11 +100,8 @@ class Search:
 
         def search() -> None:
             with torch.no_grad(), products_in(self.precision, self.built.args.arch):
-                for hypotheses in self.generator.generate([self.built.model], sample):
-                    if len(hypotheses[0]["tokens"]) != self.length + 1:
-                        raise RuntimeError(
-                            f"a hypothesis of {len(hypotheses[0]['tokens'])} words, not {self.length + 1}"
-                        )
+                for best, *_ in self.generator.generate([self.built.model], sample):
+                    assert len(best["tokens"]) == self.length + 1, "or not all would write as many words"
 
         return search
 
@@ -124,8 +110,8 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
     """Beam 4 with the IWSLT architectures and random weights; every model writes ``args.length`` words.
 
     ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. fp16, for a GPU, is that
-    of whole models, fairseq's LightConv too, and is compared with its own Transformer. On a GPU our search is measured
-    without graphs instead of our models in fairseq's search. ``peers``: types that CTranslate2 computes in.
+    of whole models, fairseq's LightConv too, and is compared with its own Transformer. ``peers``: types that
+    CTranslate2 computes in.
     """
     length, whole = args.length, [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
@@ -138,12 +124,6 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
         for arch, task, flags, several in entries
         for precision in several
     }
-    if device.type == "cuda":
-        searches |= {
-            (arch, NO_GRAPH, precision): search.without_graphs()
-            for (arch, task, precision), search in searches.items()
-            if task == "pla_translation"
-        }
     built = searches[BASELINE].built
     translators = {name: ctranslate2.Translator(built, device, name) for name in peers}
     words = built.task.source_dictionary
@@ -159,18 +139,13 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
         for (arch, task, precision), times in turns.items():
             taken = statistics.median(times)
             baseline = statistics.median(turns[*BASELINE[:2], "fp16" if precision == "fp16" else "fp32"])
-            own = (arch, task, precision) in searches  # others launch kernels in a process of their own
-            found = kernels_of(cases[arch, task, precision], device) if own else None
-            kernels, kernel_seconds = (each / (length + 1) for each in found) if found else (None, None)
             yield [
-                ("model", "model", "{}", arch),
-                ("task", "task", "{}", task),
-                ("products", "precision", "{}", precision),
-                ("sentences", "sentences", "{}", sentences),
-                ("sentences/s", "sentences_a_second", "{:.2f}", sentences / taken),
-                ("+-", "spread", "{:.0%}", spread(times)),
-                ("ms a token", "token_ms", "{:.1f}", taken / (length + 1) * 1e3),
-                ("to fairseq's transformer", "to_transformer", "{:.2f}x", baseline / taken),
-                ("kernels a token", "kernels", "{:.0f}", kernels),
-                ("their ms", "kernels_ms", "{:.2f}", kernel_seconds and kernel_seconds * 1e3),
+                ("model", "{}", arch),
+                ("task", "{}", task),
+                ("products", "{}", precision),
+                ("sentences", "{}", sentences),
+                ("sentences/s", "{:.2f}", sentences / taken),
+                ("+-", "{:.0%}", spread(times)),
+                ("ms a token", "{:.1f}", taken / (length + 1) * 1e3),
+                ("to fairseq's transformer", "{:.2f}x", baseline / taken),
             ]

@@ -1,19 +1,15 @@
-"""``scripts.bench ops`` and ``memory``: the convolutions beside their peers, forward and forward with backward.
+"""``scripts.bench ops``: the convolutions beside their peers, forward and forward with backward.
 
 The peers run as they are at their best: their own parameters, their own layout, nothing copied for them.
 """
 
 import contextlib
 import importlib.util
-import multiprocessing
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -22,19 +18,12 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv
-from scripts.bench.timing import Row, median_times, peak_bytes, peak_flops
+from scripts.bench.timing import Row, median_times
 from scripts.common.errors import UserError
 
 OPERATORS = ["light", "dynamic", "dynamic module"]  # kernels given, or predicted by a linear map
 OURS = "ours"
 CONVOLUTIONS = {"light": ops.light_conv, "dynamic": ops.dynamic_conv}
-LAYOUTS = {
-    "batch first": "batch_first",
-    "with a state": "state",
-    "packed": "packed",
-    "uneven": "packed_uneven",
-    "packed, states": "packed_states",
-}
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 LAYERS = {
     "light": ("lightweight_convolution", "LightweightConv1dTBC"),
@@ -58,19 +47,6 @@ class Shape:
     @property
     def padding_l(self) -> int:
         return self.K - 1 if self.causal else self.K // 2
-
-    @property
-    def taps(self) -> int:
-        """Pairs of a position and a tap that fall inside the sentence, of all sentences and channels."""
-        inside = sum(max(0, self.T - abs(j - self.padding_l)) for j in range(self.K))
-        return inside * self.B * self.C
-
-    def bytes_moved(self, dynamic: bool, size: int, backward: bool) -> int:
-        """The least a forward pass, or forward and backward, reads and writes."""
-        activations = self.T * self.B * self.C
-        weights = (self.T * self.B if dynamic else 1) * self.H * self.K
-        forward = 2 * activations + weights
-        return size * (forward + (3 * activations + 2 * weights if backward else 0))
 
 
 class Case(NamedTuple):
@@ -116,7 +92,7 @@ def fairseq_layer(kind: str, shape: Shape, x: Tensor, logits: Tensor | None = No
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
-    """Return what ``ops`` or ``memory`` measures.
+    """Return what ``ops`` measures.
 
     Raises:
         UserError: options that do not go together.
@@ -131,9 +107,7 @@ def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
     sizes = [(T, max(1, args.tokens // T)) for T in args.lengths]
     shapes = [Shape(T, B, args.channels, args.heads, args.kernel, args.causal) for T, B in sizes]
     measured = Measured(chosen, shapes, getattr(torch, args.dtype), device, args.seconds)
-    if args.what == "memory":
-        yield measured.memory()
-    elif args.layouts:
+    if args.layouts:
         if "dynamic module" in chosen:
             raise UserError("--layouts times the operators alone; add --operators light,dynamic")
         yield measured.beside_layouts()
@@ -165,30 +139,22 @@ class Measured:
 
     def beside_peers(self) -> Iterator[Row]:
         """The ratios are the time of fairseq's fastest mode, and of the other peers, over this project's."""
-        flops, bandwidth = peak_flops(self.device), peak_bytes(self.device)
         for operator, shape, backward in self.passes():
             built = self.cases(operator, shape)
             if shape.B * shape.H * shape.T * (shape.T + shape.K) * self.dtype.itemsize > LARGEST_BAND:
                 del built["fairseq band"]
             times = self.times(built, backward)
             ours, (mode, theirs) = times[OURS], _best_of_fairseq(times)
-            done = 2 * shape.taps * (3 if backward else 1) / ours
-            moved = shape.bytes_moved(operator == "dynamic", self.dtype.itemsize, backward) / ours
-            counted = operator != "dynamic module"  # its matrix product is not in the counts
             yield [
                 *_about(operator, shape, backward),
-                ("ours ms", "ours_ms", "{:.2f}", ours * 1e3),
-                ("fairseq ms", "fairseq_ms", "{:.2f}", theirs * 1e3),
-                ("its mode", "fairseq_mode", "{}", mode),
-                ("ratio", "ratio", "{:.1f}x", theirs / ours),
+                ("ours ms", "{:.2f}", ours * 1e3),
+                ("fairseq ms", "{:.2f}", theirs * 1e3),
+                ("its mode", "{}", mode),
+                ("ratio", "{:.1f}x", theirs / ours),
                 *(
-                    (name, f"{name.replace('-', '_')}_ratio", "{:.1f}x", times[name] / ours if name in times else None)
+                    (name, "{:.1f}x", times[name] / ours if name in times else None)
                     for name in ("conv1d", "causal-conv1d", "sdpa")
                 ),
-                ("GFLOP/s", "gflops", "{:.0f}", done / 1e9 if counted else None),
-                ("of peak", "of_peak_flops", "{:.0%}", done / flops if counted else None),
-                ("GB/s", "gbytes", "{:.1f}", moved / 1e9 if counted else None),
-                ("of peak", "of_peak_bytes", "{:.0%}", moved / bandwidth if counted else None),
             ]
 
     def alone(self) -> Iterator[Row]:
@@ -199,9 +165,9 @@ class Measured:
             for shape, taken in times.items():
                 yield [
                     *_about(operator, shape, backward),
-                    ("ms", "ms", "{:.2f}", taken * 1e3),
-                    ("ns a token", "ns_a_token", "{:.0f}", a_token[shape] * 1e9),
-                    ("to the first T", "to_first", "{:.2f}x", a_token[shape] / a_token[self.shapes[0]]),
+                    ("ms", "{:.2f}", taken * 1e3),
+                    ("ns a token", "{:.0f}", a_token[shape] * 1e9),
+                    ("to the first T", "{:.2f}x", a_token[shape] / a_token[self.shapes[0]]),
                 ]
 
     def beside_layouts(self) -> Iterator[Row]:
@@ -211,66 +177,9 @@ class Measured:
             first, *others = times
             yield [
                 *_about(operator, shape, backward),
-                (f"{first} ms", "ms", "{:.2f}", times[first] * 1e3),
-                *((name, LAYOUTS[name], "{:.2f}x", times[name] / times[first]) for name in others),
+                (f"{first} ms", "{:.2f}", times[first] * 1e3),
+                *((name, "{:.2f}x", times[name] / times[first]) for name in others),
             ]
-
-    def memory(self) -> Iterator[Row]:
-        """The most memory of forward and backward beyond inputs, parameters and gradients' seed, an operator and shape.
-
-        fairseq's frugal mode is the one that is compared.
-        """
-        for operator, shape in product(self.operators, self.shapes):
-            names = (OURS, "fairseq band", "fairseq unfold", "fairseq cuda", "sdpa")
-            taken = {name: self.peak(operator, shape, name) for name in names}
-            known = {name: value for name, value in taken.items() if value is not None}
-            mode, theirs = _best_of_fairseq(known)
-            yield [
-                ("operator", "operator", "{}", operator),
-                ("T", "T", "{}", shape.T),
-                ("B", "B", "{}", shape.B),
-                ("ours MB", "ours_mb", "{:.1f}", known[OURS] / 1e6),
-                ("fairseq MB", "fairseq_mb", "{:.1f}", theirs / 1e6),
-                ("its mode", "fairseq_mode", "{}", mode),
-                ("ratio", "ratio", "{:.1f}x", theirs / known[OURS]),
-                ("sdpa MB", "sdpa_mb", "{:.1f}", known["sdpa"] / 1e6),
-                ("ours, bytes a token", "bytes_a_token", "{:.0f}", known[OURS] / (shape.T * shape.B)),
-            ]
-
-    def peak(self, operator: str, shape: Shape, name: str) -> int | None:
-        """Bytes that one case takes at most, or None where there is no such peer."""
-        if self.device.type == "cuda":
-            return self._peak(operator, shape, name)
-        # a process of its own: memory that was freed but kept by the allocator would hide what the next case takes
-        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as process:
-            try:
-                return process.submit(self._peak, operator, shape, name).result()
-            except BrokenProcessPool:
-                raise UserError(
-                    f"the memory of {operator!r} ({name}) at T = {shape.T} could not be measured: its process was "
-                    "killed, probably for want of memory; choose a smaller --tokens or shorter --lengths"
-                ) from None
-
-    def _peak(self, operator: str, shape: Shape, name: str) -> int | None:
-        case = self.cases(operator, shape).get(name)
-        if case is None:
-            return None
-        # a first call, on a CPU a small one: code and thread pools are in memory before the count begins
-        on_cpu = self.device.type == "cpu"
-        first = self.cases(operator, replace(shape, T=2, B=1))[name] if on_cpu else case
-        first.timed(backward=True)()
-        gradient = torch.ones_like(case.inputs[0])
-        if not on_cpu:
-            torch.cuda.synchronize(self.device)
-            torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)
-            torch.autograd.grad(case.run(), case.inputs, gradient)
-            torch.cuda.synchronize(self.device)
-            return torch.cuda.max_memory_allocated(self.device) - before
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before = _status("VmRSS")
-        held = torch.autograd.grad(case.run(), case.inputs, gradient)
-        return max(_status("VmHWM") - before, sum(t.nbytes for t in held))
 
     def cases(self, operator: str, shape: Shape) -> dict[str, Case]:
         """This project's operator, one of ``OPERATORS``, under ``OURS``, and its peers."""
@@ -333,18 +242,12 @@ class Measured:
         return built
 
 
-def _status(field: str) -> int:
-    """Bytes of this process, from Linux's own count."""
-    found = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(found[field].split()[0]) * 1024
-
-
 def _about(operator: str, shape: Shape, backward: bool) -> Row:
     return [
-        ("operator", "operator", "{}", operator),
-        ("pass", "pass", "{}", "fwd+bwd" if backward else "fwd"),
-        ("T", "T", "{}", shape.T),
-        ("B", "B", "{}", shape.B),
+        ("operator", "{}", operator),
+        ("pass", "{}", "fwd+bwd" if backward else "fwd"),
+        ("T", "{}", shape.T),
+        ("B", "{}", shape.B),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from scripts.bench.timing import Row, kernels_of, precisions, products_in, spread, take_turns
+from scripts.bench.timing import Row, precisions, products_in, spread, take_turns
 from scripts.common.errors import UserError
 from scripts.fairseq_io.models import TaskAndModel, translation
 
@@ -100,18 +100,8 @@ def measure(args: Namespace, device: torch.device, entries: list[Entry], width: 
     cases: dict[tuple[str, str], Callable[[], object]] = {}
     words = 0.0
     for entry in entries:
-        try:
-            recipe = [*_recipe(args.tokens, device, flags), *entry.flags, *flags]
-            update, words = updates(
-                translation(entry.arch, args.vocab_size, recipe), args.tokens, args.shapes, entry.precision
-            )
-            update()
-        except UserError:
-            raise
-        except Exception as error:  # fairseq refuses flags with errors of every kind
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"{entry.label} with --flags={shlex.join(flags)!r}: {said}") from error
-        cases[entry.label, entry.precision] = update
+        built = translation(entry.arch, args.vocab_size, [*_recipe(args.tokens, device, flags), *entry.flags, *flags])
+        cases[entry.label, entry.precision], words = updates(built, args.tokens, args.shapes, entry.precision)
     turns = take_turns(cases, args.seconds)
     medians = {key: statistics.median(times) for key, times in turns.items()}
     for entry in entries:
@@ -120,20 +110,16 @@ def measure(args: Namespace, device: torch.device, entries: list[Entry], width: 
         def ratio(label: str, precision: str, taken: float = taken) -> float | None:
             return medians[label, precision] / taken if (label, precision) in medians else None
 
-        found = kernels_of(cases[entry.label, entry.precision], device)
-        on_gpu: Row = [] if found is None else [("kernels", "kernels", "{}", found[0])]
-        on_gpu += [] if found is None else [("ms in them", "kernels_ms", "{:.2f}", found[1] * 1e3)]
         yield [
-            ("model", "model", "{}", entry.label),
-            ("d", "width", "{}", width),
-            ("products", "precision", "{}", entry.precision),
-            ("ms an update", "update_ms", "{:.1f}", taken * 1e3),
-            ("+-", "spread", "{:.0%}", spread(turns[entry.label, entry.precision])),
-            ("words/s", "words_a_second", "{:,.0f}", words / taken),
-            ("to fairseq's", "to_peer", "{:.2f}x", ratio(entry.peer or "", entry.precision)),
-            ("to its transformer", "to_transformer", "{:.2f}x", ratio(TRANSFORMER, entry.precision)),
-            ("to fp32", "to_fp32", "{:.2f}x", ratio(entry.label, "fp32") if entry.precision != "fp32" else None),
-            *on_gpu,
+            ("model", "{}", entry.label),
+            ("d", "{}", width),
+            ("products", "{}", entry.precision),
+            ("ms an update", "{:.1f}", taken * 1e3),
+            ("+-", "{:.0%}", spread(turns[entry.label, entry.precision])),
+            ("words/s", "{:,.0f}", words / taken),
+            ("to fairseq's", "{:.2f}x", ratio(entry.peer or "", entry.precision)),
+            ("to its transformer", "{:.2f}x", ratio(TRANSFORMER, entry.precision)),
+            ("to fp32", "{:.2f}x", ratio(entry.label, "fp32") if entry.precision != "fp32" else None),
         ]
 
 

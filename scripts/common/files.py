@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,20 @@ from typing import IO, Any
 
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""The first bytes of what Git leaves in place of a large file, until Git LFS fetches it."""
+
+
+def check_path(path: Path) -> None:
+    """Refuse a path in which fairseq would see another, or that no record can name."""
+    for sign, other in ((os.pathsep, "two paths"), ("${", "the name of a setting")):
+        if sign in str(path.resolve()):
+            raise UserError(f"fairseq takes the `{sign}` in {path.resolve()} for {other}; rename the folder")
+    try:
+        str(path.resolve()).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the path {str(path.resolve())!r} is not text in UTF-8; rename the folder") from error
 
 
 def copy_file(source: Path, path: Path) -> None:
@@ -25,6 +40,23 @@ def _supplied(path: Path) -> Iterator[IO[bytes]]:
             yield f
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give the path of an existing text file") from error
+
+
+def stands_for(path: Path, name: str | None = None) -> str | None:
+    """Return what lies under a file's name in place of the file, and what to do; None if it is the file.
+
+    ``name`` is the one that it is to have, if not yet its own.
+    """
+    with _supplied(path) as f:
+        head = f.read(512)
+    if head.startswith(POINTER):
+        return "a pointer of Git LFS in place of the file: run `git lfs pull` in the repository that it is from"
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")) and Path(name or path).suffix not in (
+        ".html",
+        ".htm",
+    ):
+        return "a web page in place of the file: fetch the file again, or by hand"
+    return None
 
 
 def read_lines(path: Path) -> list[str]:

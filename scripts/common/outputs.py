@@ -227,10 +227,8 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     partial, old = in_the_making(path), in_the_making(path, ".old")
     if old.exists() and not path.exists():  # killed between two renames: the older one is the good one
         os.replace(old, path)
-    for left in (partial, old):
-        _clear(left)
-    partial.mkdir(parents=True)
-    try:
+    _clear(old)
+    with scratch_folder(partial):
         yield partial
         seal(partial)
         check_replaceable(path)
@@ -238,8 +236,17 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             os.replace(path, old)
         os.replace(partial, path)
         _clear(old)
+
+
+@contextmanager
+def scratch_folder(place: Path) -> Iterator[Path]:
+    """Make an empty folder with a name of what is in the making, for as long as the block lasts."""
+    _clear(place)
+    place.mkdir(parents=True)
+    try:
+        yield place
     finally:
-        _clear(partial)
+        _clear(place)
 
 
 def seal(folder: Path) -> None:
@@ -274,7 +281,7 @@ def lock(path: Path, *, shared: bool = False, patience: float | None = None) -> 
     Raises:
         UserError: another run holds it and did not let go of it in ``patience`` seconds.
     """
-    place = in_the_making(path, ".lock")
+    place = in_the_making(path.absolute(), ".lock")
     place.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
     with open(place, "ab") as held:

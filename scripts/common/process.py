@@ -69,7 +69,14 @@ def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
         ChildProcessError: it was killed, which says nothing about what it was asked.
     """
     command = [sys.executable, "-P", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        check=False,
+        env=environment() | _IN_UTF8,
+        encoding="utf-8",
+        errors="backslashreplace",  # in a library's warning: what is asked for is ASCII
+    )
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         memory = "; is there too little memory?" if name == "SIGKILL" else ""
@@ -118,6 +125,9 @@ def peak_mb() -> int:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
 
 
+# whatever the user's own settings say: fairseq's output is read, and becomes results
+_IN_UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:surrogateescape"}
+_READABLE = {**_IN_UTF8, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
 _FOR_SPEED = {
     # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -128,23 +138,31 @@ _FOR_SPEED = {
 
 
 def run_logged(
-    command: Sequence[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
+    command: Sequence[str],
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    what: str,
+    append: bool = False,
+    cwd: Path | None = None,
 ) -> None:
     """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
 
+    ``cwd`` is the folder it runs in, if not this process's.
     Standard output and standard error come through pipes of their own and are put together by whole lines, so that a
     warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
+    Bytes that are not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
     """
     settings = {name: os.environ.get(name, value) for name, value in _FOR_SPEED.items()}
-    settings |= {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    settings |= _READABLE
     said: deque[str] = deque(maxlen=200)
     with (
         open_own(log, "ab" if append else "wb", buffering=0) as sink,
-        child(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        child(command, env=settings, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         for line in _lines(process.stdout, process.stderr):
             sink.write(line)
-            text = line.decode("utf-8", errors="replace").rstrip("\n")
+            text = line.decode("utf-8", errors="surrogateescape").rstrip("\n")
             on_line(text)
             said += filter(str.strip, text.splitlines())
         status = process.wait()

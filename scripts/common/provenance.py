@@ -24,7 +24,7 @@ def git_state() -> dict[str, Any] | None:
     def git(*arguments: str) -> str:
         # whoever owns it: its code is being run
         command = ["git", "-c", f"safe.directory={CHECKOUT}", "-C", str(CHECKOUT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return os.fsdecode(subprocess.run(command, capture_output=True, check=True).stdout).strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != CHECKOUT:

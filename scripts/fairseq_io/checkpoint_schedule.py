@@ -9,10 +9,6 @@ from scripts.pipeline.config import Config
 
 UpdatesIn = Callable[[int], int]  # how many updates an epoch has, by its number from 1
 _INTERVAL = 1000  # updates; taken for trainings whose length is not known yet
-_NEEDED = {
-    "no-save": "the training would leave nothing behind",
-    "no-last-checkpoints": "a training goes on from checkpoint_last.pt",
-}
 _DECIDE = {  # the flags that decide which checkpoints are kept
     "update": ("save-interval-updates", "keep-interval-updates", "validate-after-updates", "max-update"),
     "epoch": ("save-interval", "keep-last-epochs", "no-epoch-checkpoints", "max-epoch", "max-update"),
@@ -64,9 +60,6 @@ def check_checkpoints(config: Config, args: Namespace, updates_in: UpdatesIn | N
     Returns:
         what a person should know about the last of them, as a sentence, or None.
     """
-    for key, why in _NEEDED.items():
-        if getattr(args, key.replace("-", "_")):
-            raise UserError(f"{config.path}: `train.{key}` is true, but {why}; take it out")
     by = config.average.get("by", "update")
     last = final(by, args, updates_in)
     if not config.average:

@@ -13,6 +13,7 @@ from scripts.fairseq_io.devices import Devices, batch_per_device, launcher
 from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.precision import matmul_precision, take_training_precision
 from scripts.pipeline.config import Config, flags
+from scripts.scoring.detokenise import SAME_UNITS
 
 BEAM = 5  # fairseq-generate's default
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
@@ -119,10 +120,22 @@ def generate_command(
     return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu, precision=precision)
 
 
+def units(config: Config) -> str | None:
+    """The units that a language model's words are cut into; None for whole words.
+
+    They are those of the dataset's steps. Of text that comes prepared, ``generate.post-process`` says it.
+    """
+    dataset, given = load_dataset(config.dataset), config.generate.get("post-process")
+    return dataset.units if dataset.steps else SAME_UNITS.get(given, given)
+
+
 def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gpu: bool) -> list[str]:
-    """fairseq-eval-lm, which also says each word's probability."""
+    """fairseq-eval-lm, which also says each unit's probability; ``scoring.perplexity`` joins them to words.
+
+    Its own --post-process knows "@@ " alone, and takes every other value for the end of a unit.
+    """
     task = {key: config.train[key] for key in LM_TASK if key in config.train}
-    section = WHOLE | task | config.generate | {"output-word-probs": True}
+    section = WHOLE | task | config.generate | {"post-process": None, "output-word-probs": True}
     return _model_command("fairseq_cli.eval_lm", section, data, model, subset, gpu=gpu, precision="fp32")
 
 

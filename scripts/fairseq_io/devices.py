@@ -5,18 +5,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.lock import file_lock
 from scripts.common.process import ask_python
 from scripts.common.provenance import available_cores
-
-LOCKS = Path("/tmp")  # and by the GPUs' UUIDs: $TMPDIR, and their numbers, may be a job's own
 
 
 @dataclass(frozen=True)
@@ -42,13 +37,13 @@ class Devices:
 
 
 @functools.cache
-def _installed() -> tuple[tuple[str, ...], bool]:
-    """The UUIDs of the GPUs that torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
+def _installed() -> tuple[int, bool]:
+    """How many GPUs torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
     said, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
-    bf16, gpus = json.loads(said)
+    gpus, bf16 = json.loads(said)
     if not gpus and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
-    return tuple(gpus), bf16
+    return gpus, bf16
 
 
 def find_devices(
@@ -72,8 +67,7 @@ def find_devices(
         UserError: there are not so many, or several machines have no place to meet, or SLURM gave GPUs that torch does
             not see.
     """
-    uuids, bf16 = _installed()
-    gpus, given = len(uuids), os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    (gpus, bf16), given = _installed(), os.environ.get("SLURM_GPUS_ON_NODE", "0")
     if not gpus and given != "0" and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
         raise UserError(
             f"SLURM gives this machine {given} GPUs, and torch sees none: see nvidia-smi there, and leave the machine "
@@ -86,43 +80,6 @@ def find_devices(
     if not 0 <= node_rank < nodes:
         raise UserError(f"--node-rank is {node_rank}, expected 0 to {nodes - 1}, a different one on each machine")
     return Devices(gpus > 0, count or gpus or min(cpu_processes, available_cores()), bf16, nodes, node_rank, rendezvous)
-
-
-@contextmanager
-def reserve_gpus(count: int | None) -> Iterator[None]:
-    """Have ``count`` GPUs of this machine to oneself among the runs of this project; CUDA_VISIBLE_DEVICES says which to
-    the programs started meanwhile.
-
-    Raises:
-        UserError: fewer are free.
-    """
-    uuids = _installed()[0] if count is not None else ()
-    if count is None or count >= len(uuids):  # all of them, too many of them, or none here: nothing to choose
-        yield
-        return
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = before.split(",") if before else [str(number) for number in range(len(uuids))]
-    taken: list[str] = []
-    with ExitStack() as locks:
-        for name, uuid in zip(names, uuids, strict=False):
-            if len(taken) < count:
-                lock = LOCKS / f"lightconv-gpu-{os.getuid()}-{uuid}.lock"
-                try:
-                    locks.enter_context(file_lock(lock, at_work=f"on GPU {name}", patience=0))
-                except UserError:
-                    continue  # somebody else's
-                taken.append(name)
-        if len(taken) < count:
-            raise UserError(
-                f"--devices is {count}, but other runs leave {len(taken)} of {len(uuids)} GPUs; wait for them"
-            )
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
-        try:
-            yield
-        finally:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            if before is not None:
-                os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def batch_per_device(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
@@ -145,7 +102,7 @@ def launcher(devices: Devices) -> list[str]:
     """The start of a command that runs a Python module (``-m NAME ...`` follows) on all devices of this machine.
 
     Several processes are started by torchrun, without its --max-restarts: processes that it had started again waited
-    for one another for ever, or failed to connect (torch 2.13, gloo). scripts.train starts it again instead.
+    for one another for ever, or failed to connect (torch 2.13, gloo). After a loss scripts.train is to be run again.
     """
     start = [sys.executable, "-P"]
     if devices.total == 1:
@@ -163,13 +120,11 @@ def launcher(devices: Devices) -> list[str]:
     ]
 
 
-def _ask_torch() -> tuple[bool, list[str]]:
+def _ask_torch() -> tuple[int, bool]:
     import torch
 
-    if not torch.cuda.is_available():
-        return False, []
-    gpus = [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-    return torch.cuda.is_bf16_supported(including_emulation=False), gpus
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return gpus, gpus > 0 and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ that it orders by.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from scripts.common.files import read_lines, write_json, write_lines
 from scripts.common.outputs import remove
 from scripts.common.process import run_logged
 from scripts.common.terminal import StatusLine
+from scripts.scoring.detokenise import unit_joiner
 
 HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"
 LOG = "generate.log"
@@ -58,7 +59,7 @@ class GenerationOutput:
         """Take in one line.
 
         Raises:
-            UserError: a sentence comes more often than it should.
+            UserError: a sentence comes more often than it should, or is not UTF-8.
         """
         if found := _LINE.fullmatch(line):
             self._take(found[1], int(found[2]), found[3])
@@ -76,6 +77,10 @@ class GenerationOutput:
             self.facts["fairseq_bleu"] = float(found[1])
 
     def _take(self, kind: str, number: int, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # see run_logged
+            raise UserError(f"fairseq-generate wrote {kind}-{number} in bytes that are not UTF-8: {text!r}") from error
         if kind == "P":  # a log-probability a token
             self.hypotheses[number][-1].tokens = len(text.split(" "))
             return
@@ -142,18 +147,11 @@ def prepared_lines(
         languages: source and target.
         settings: of fairseq-generate; ``post-process`` says what the units are.
     """
-    joined = _JOINED.get(settings.get("post-process"))
+    joined = unit_joiner(settings.get("post-process"))
     if prepared is None or joined is None:
         return {}
     files = zip((SOURCE, REFERENCE), languages, strict=True)
     return {name: [joined(line) for line in read_lines(prepared / f"{subset}.{language}")] for name, language in files}
-
-
-_JOINED: dict[str | None, Callable[[str], str]] = {
-    None: lambda line: " ".join(line.split()),
-    "subword_nmt": lambda line: (" ".join(line.split()) + " ").replace("@@ ", "").rstrip(),
-    "sentencepiece": lambda line: "".join(line.split()).replace("\u2581", " ").strip(),
-}
 
 
 def run_generation(

@@ -1,14 +1,13 @@
 """Arguments and checks of the commands that start one of fairseq's."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
-from scripts.common.files import read_json
+from scripts.common.files import check_path, read_json
 from scripts.common.process import child, python_module
 from scripts.pipeline.config import SUBSETS, Config, config_parser
 
@@ -26,17 +25,6 @@ def check_binarised(data: Path) -> None:
             "or python -m scripts.reproduce --to binarise"
         )
     check_path(data)
-
-
-def check_path(path: Path) -> None:
-    """Refuse a path in which fairseq would see another, or that no record can name."""
-    for sign, other in ((os.pathsep, "two paths"), ("${", "the name of a setting")):
-        if sign in str(path.resolve()):
-            raise UserError(f"fairseq takes the `{sign}` in {path.resolve()} for {other}; rename the folder")
-    try:
-        str(path.resolve()).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"the path {str(path.resolve())!r} is not text in UTF-8; rename the folder") from error
 
 
 def check_first(config: Config, *flags: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
+from scripts.pipeline.config import OTHER_NAMES
 
 PARSERS = {
     "fairseq_cli.train": "get_training_parser",
@@ -56,14 +57,20 @@ class Command:
         """The command's name as people type it."""
         return "fairseq-" + self.module.removeprefix("fairseq_cli.").replace("_", "-")
 
+    def key(self, flag: str) -> str | None:
+        """The configuration's key of a flag, by whichever of fairseq's names; None if it does not set the flag."""
+        return next((key for name, key in self.keys.items() if OTHER_NAMES.get(name, name) == flag), None)
+
     def given(self, flag: str) -> str:
         """The value of a flag in the command; "true" of one that has none."""
-        found = (word.partition("=") for word in self.words)
-        return next((value for name, sign, value in found if name == f"--{flag}" and sign), "true")
+        found = (word.removeprefix("--").partition("=") for word in self.words)
+        values = (value if sign else "true" for name, sign, value in found if OTHER_NAMES.get(name, name) == flag)
+        return next(values, "left out")
 
     def refusal(self, flag: str, why: str) -> UserError:
         """The sentence that refuses the value of a flag."""
-        return UserError(f"{self.path}: `{self.keys.get(flag, flag)}` is {self.given(flag)}, {why}")
+        own = f"{'train' if self.name == 'fairseq-train' else 'generate'}.{flag}"
+        return UserError(f"{self.path}: `{self.key(flag) or own}` is {self.given(flag)}, {why}")
 
 
 def parse(command: Command) -> argparse.Namespace:
@@ -105,9 +112,10 @@ def parse(command: Command) -> argparse.Namespace:
         raise
     except Exception as error:
         raise UserError(f"{command.path}: {command.name} cannot take its flags together: {error}") from error
-    for flag in command.keys:
-        value = vars(parsed).get(flag.replace("-", "_"))
-        ranges = (ends for names, ends in _RANGES.items() if re.fullmatch(names, flag))
+    names = {name.removeprefix("--"): action.dest for name, action in parser._option_string_actions.items()}
+    for flag in filter(names.get, command.keys):  # by any of its names; null may take back what another model has
+        value = vars(parsed).get(names[flag])
+        ranges = (ends for some, ends in _RANGES.items() if re.fullmatch(some, names[flag].replace("_", "-")))
         least, most = next(ranges, (-math.inf, math.inf))
         for number in map(as_number, value if isinstance(value, list) else [value]):
             if number is None:
@@ -143,6 +151,7 @@ def load_plugin() -> None:
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(user_dir())))
+    import lightconv_plugin.register  # noqa: F401  fairseq passes over a package of which a part is imported already
 
 
 @contextmanager
@@ -198,6 +207,7 @@ class TaskAndModel:
     cfg: Any
     task: Any
     model: Any
+    criterion: Any = None
 
 
 def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> TaskAndModel:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
+from scripts.common.files import check_path
 from scripts.fairseq_io.commands import FASTER_TASKS
-from scripts.fairseq_io.inputs import check_path, user_dir
+from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.models import Command, load_plugin, parse
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.pipeline.config import flags

@@ -13,7 +13,8 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
                      With cpu-processes: 2, where there is no GPU, two processes if there are two cores: small models
                      train faster so than with two threads
   average: {by: update, last: 10}   without it the best checkpoint is used as it is
-  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's
+  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the units of
+                     words; of a language model it is needed only where the text comes prepared
   tune: {last: [5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all combinations of
                      which are compared on validation, for each seed by itself
   score: {metric: bleu}   by which settings and seeds are chosen on validation: bleu (tokenised), bleu_compounds (the
@@ -67,6 +68,15 @@ _SET_BY = {
     },
 }
 _SET_BY["tune"] = _SET_BY["generate"]
+OTHER_NAMES = {
+    "remove-bpe": "post-process",
+    "max-sentences": "batch-size",
+    "max-sentences-valid": "batch-size-valid",
+    "combine-val": "combine-valid-subsets",
+    "nval": "max-valid-steps",
+    "save-async": "write-checkpoints-asynchronously",
+}
+"""fairseq's second names of its flags, and those that are read here. A test compares them with fairseq's parsers."""
 
 
 def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -161,8 +171,13 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     while current is not None:
         if current.resolve() in chain:
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
-        chain[current.resolve()] = content = read_yaml(current)
+        content = read_yaml(current)
         _check_file(current, content)
+        chain[current.resolve()] = content = content | {
+            section: _by_first_names(current, section, content[section])
+            for section in ("generate", "tune")  # of `train` no script reads these
+            if content.get(section)
+        }
         base = content.pop("base", None)
         current = current.parent / base if base is not None else None
     merged: dict[str, Any] = {}
@@ -189,6 +204,16 @@ def build_config(
         merged["dataset"] = other_dataset
     published = "fp16" if published == "auto" else published
     return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
+
+
+def _by_first_names(path: Path, section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section of one file with each flag under the first of fairseq's names for it."""
+    for name in given:
+        if OTHER_NAMES.get(name) in given:
+            raise UserError(
+                f"{path}: `{section}.{name}` and `{section}.{OTHER_NAMES[name]}` are one flag of fairseq's; keep one"
+            )
+    return {OTHER_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:

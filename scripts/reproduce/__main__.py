@@ -10,8 +10,7 @@ Before the first stage that runs, scripts.check checks the whole configuration; 
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
 
-Several machines (those of a SLURM job: scripts/slurm.sh) train together with --nodes and --rendezvous; --launch starts
-the training on all of them:
+Several machines train together with --nodes and --rendezvous; --launch starts the training on all of them:
   python -m scripts.reproduce CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 
@@ -19,12 +18,12 @@ import functools
 import shlex
 from pathlib import Path
 
-from data_prep.stages import run_data_stages
+from data_prep.stages import DATASET, run_data_stages
 from scripts.common import CHECKOUT
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import check_writable, lock
-from scripts.fairseq_io.devices import find_devices, reserve_gpus
+from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
@@ -67,7 +66,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -
         run_data_stages(run, run.dataset_root, data)
     if set(names) <= set(DATA_STAGES):
         return
-    with lock(run.dataset_root, shared=True):
+    with lock(run.dataset_root / DATASET, shared=True):
         # what --from leaves out is taken as it is
         done, first = run.completed(), NAMES.index(names[0])
         for key, stage in run.stages.items():
@@ -130,7 +129,7 @@ def main() -> None:
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
     shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
     add = parser.add_argument_group("training").add_argument
-    add("--devices", type=positive, metavar="N", help="N GPUs (default: all), or N CPU processes")
+    add("--devices", type=positive, metavar="N", help="the first N GPUs (default: all), or N CPU processes")
     add("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
@@ -165,8 +164,7 @@ def main() -> None:
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
         here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
-        with reserve_gpus(None if arguments.launch else arguments.devices):
-            run_stages(run, names, seeds, here)
+        run_stages(run, names, seeds, here)
 
 
 if __name__ == "__main__":

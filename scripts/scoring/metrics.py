@@ -12,7 +12,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER, TERSignature
 
 from data_prep.dataset import load_dataset
-from data_prep.text.moses import moses_language
+from data_prep.text.languages import CHINESE, JAPANESE, KOREAN, UNSPACED, scripts_of
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
 from scripts.scoring.detokenise import detokeniser, escapes
@@ -35,12 +35,10 @@ _FACTS = {
 }
 
 _TOKENISERS = {
-    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
-    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
-    # Thai, Lao, Khmer, Burmese, Shan, Tibetan, Dzongkha
-    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur"), "char"),
-    **dict.fromkeys(("shn", "bo", "bod", "dz", "dzo"), "char"),
+    **dict.fromkeys(CHINESE, "zh"),
+    **dict.fromkeys(JAPANESE, "ja-mecab"),
+    **dict.fromkeys(KOREAN, "ko-mecab"),
+    **dict.fromkeys(UNSPACED, "char"),
 }
 
 _COMPOUND = re.compile(rb"([^ \t\n\r\f\v])-([^ \t\n\r\f\v])")
@@ -82,7 +80,7 @@ def split_compounds(lines: Sequence[str]) -> list[str]:
 
 def tokeniser(language: str) -> str:
     """The name of sacreBLEU's tokeniser for a language; characters where words are not parted and it has none."""
-    return _TOKENISERS.get(moses_language(language), "13a")
+    return next((_TOKENISERS[script] for script in scripts_of(language) if script in _TOKENISERS), "13a")
 
 
 def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False) -> dict[str, Measure]:
@@ -100,7 +98,6 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
 
     if score.get("metric") == "rouge":
         return {key: Measure(Rouge(key, language), text) for key in KEYS["rouge"]}
-    language = moses_language(language)
     tokenise = tokeniser(language)
     asian = tokenise in ("zh", "ja-mecab")  # text without blanks: an edit is of a character
     found = {"bleu": Measure(_multi_bleu(), lambda side: words(side.tokenised))}

@@ -1,8 +1,7 @@
 """ROUGE of summaries: F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, as ROUGE-1.5.5 gives with -m -a -n 2.
 
 The Perl script looks irregular forms up before it stems, and reports the mean over 1,000 resamples of the documents
-instead of the mean; rouge-score does neither, which together is below 0.1 on 200 documents (perl_rouge.py runs the
-script itself).
+instead of the mean; rouge-score does neither, which together was below 0.1 on 200 documents.
 """
 
 import unicodedata
@@ -14,7 +13,7 @@ from typing import Any
 import regex
 from sacrebleu.metrics.base import Metric, Score, Signature
 
-from data_prep.text.moses import moses_language
+from data_prep.text.languages import rules_of
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
@@ -55,7 +54,7 @@ class Rouge(Metric):
     def __init__(self, name: str, language: str) -> None:
         super().__init__()
         self._name = name
-        self._english = moses_language(language) in ("en", "eng")
+        self._english = rules_of(language) == "en"
 
     def _preprocess_segment(self, sent: str) -> str:
         return sentence_a_line(sent)

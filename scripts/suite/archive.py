@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
-from data_prep.text.moses import moses_language
+from data_prep.text.languages import rules_of
 from scripts.common import files
 from scripts.common.files import atomic_file
 from scripts.reproduce.run import model_file, seed_root
@@ -66,7 +66,7 @@ def commands(dataset: Dataset) -> list[str]:
     """
     about = load_dataset(dataset.name)
     target, references = about.target or "", f"{dataset.name}/test.{about.target}"
-    if not dataset.measures or (dataset.kind == "rouge" and moses_language(target) != "en"):
+    if not dataset.measures or (dataset.kind == "rouge" and rules_of(target) != "en"):
         return []
     alone = [
         f"{model.name}/seed{seed}/scores/test/hypotheses.detok"

@@ -155,11 +155,11 @@ class Measured:
         title = f"Table {self.table.number}: {self.table.title}"
         return "\n".join([title, "", *aligned(self.grid(), left=1, rule=True), "", *below])
 
-    def as_markdown(self, below: Sequence[str], picture: str) -> str:
-        """The table as a Markdown page with its picture."""
-        (header, *rows), name = self.grid(), f"Table {self.table.number}"
-        lines = [f"# {name}", "", f"{self.table.title}.", "", markdown_table(header, rows)]
-        return "\n".join([*lines, "", f"![{name}]({picture})", "", "```", *below, "```", ""])
+    def as_markdown(self, below: Sequence[str]) -> str:
+        """The table as a Markdown page."""
+        header, *rows = self.grid()
+        lines = [f"# Table {self.table.number}", "", f"{self.table.title}.", "", markdown_table(header, rows)]
+        return "\n".join([*lines, "", "```", *below, "```", ""])
 
     def as_csv(self) -> str:
         """A line for each figure that the paper has, with everything known of it."""

@@ -97,6 +97,40 @@ def test_flags_that_override_a_checkpoint_are_those_given() -> None:
 # ------------------------------------------------------------------------------------------------ what cannot train
 
 
+FITS = "--optimizer adam --max-tokens 99"
+ADAPTIVE = "--criterion adaptive_loss --ddp-backend legacy_ddp"
+BANDS = "--adaptive-softmax-cutoff 2,8 --adaptive-input-cutoff 2,8"
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        (f"--arch pla_dynamicconv_iwslt_de_en {FITS}", ""),
+        ("--arch transformer", "--optimizer adam --lr 0.001 --max-tokens 4096"),
+        (f"--arch pla_dynamicconv_iwslt_de_en --task language_modeling {FITS}", "--task translation"),
+        (f"--arch pla_dynamicconv_lm_small {FITS}", f"--task language_modeling {ADAPTIVE} {BANDS}"),
+        (f"--arch transformer_lm --task language_modeling {FITS} --adaptive-softmax-cutoff 2,8", ADAPTIVE),
+        (f"--arch pla_lightconv_lm --task language_modeling {FITS}", ""),
+        (f"--arch pla_lightconv_lm --task language_modeling {FITS} {ADAPTIVE}", "--criterion cross_entropy"),
+        (f"--arch pla_lightconv_lm_gbw --task language_modeling {FITS} {ADAPTIVE} {BANDS}", ""),
+    ],
+)
+def test_all_flags_that_a_command_lacks_are_named_at_once(given: str, added: str, monkeypatch, tmp_path: Path) -> None:
+    """And the command with them lacks none."""
+    common.dictionary(24).save(str(tmp_path / "dict.txt"))
+    monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *given.split()])
+
+    def parsed() -> Any:
+        return options.parse_args_and_arch(options.get_training_parser())
+
+    if added:
+        with pytest.raises(SystemExit) as ended:
+            parsed()
+        assert str(ended.value.code).partition(". Add to the command: ")[2] == added
+    monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *given.split(), *added.split()])
+    parsed()
+
+
 def test_fp16_on_a_cpu_is_refused_in_a_sentence(train: Train, tmp_path: Path) -> None:
     for option in ("--fp16", "--memory-efficient-fp16"):
         with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):

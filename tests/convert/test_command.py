@@ -54,14 +54,14 @@ def refuse(capsys):
 def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
     model, _ = original
     monkeypatch.chdir(tmp_path)
-    convert.main(["in.pt", "out.pt"])
+    convert.main(["in.pt", "new/folder/out.pt"])
     said = capsys.readouterr().out
     count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("conv_bias"))  # which it does not use
     assert f"pla_lightconv, {count:,} parameters; found names of fairseq after 0.12.2" in said
     assert "encoder: dynamic convolutions without GLU, 2 layers of 16, 4 heads, kernels [3, 5]" in said
     assert "left out, since no model uses them: 6 (decoder.layers.N.conv.conv_bias, decoder.version, " in said
-    assert "wrote out.pt" in said
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt", "out.pt"]
+    assert "wrote new/folder/out.pt" in said
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["out.pt"]
 
 
 def test_every_option_has_its_value(source):
@@ -193,7 +193,7 @@ def test_in_and_out_are_one_file(tmp_path, source, refuse):
     (tmp_path / "link.pt").hardlink_to(source)
     for out in (source, tmp_path / "link.pt", tmp_path / "." / "in.pt"):
         assert "IN and OUT are both" in refuse(source, out)
-    assert "is not a file in an existing folder" in refuse(source, tmp_path)
+    assert f"{tmp_path} is a folder; give the name" in refuse(source, tmp_path)
 
 
 def test_an_out_of_its_own_is_replaced_and_stays_where_writing_fails(tmp_path, source, refuse, monkeypatch):

@@ -1,6 +1,7 @@
 """Uses of a converted checkpoint: fairseq's hub interface, fine-tuning, language models, and safetensors."""
 
 import json
+import shutil
 from argparse import Namespace
 
 import pytest
@@ -8,11 +9,14 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq_cli import train
+from subword_nmt.learn_bpe import get_vocabulary
 
+from data_prep.text import bpe, sentencepiece
 from lightconv_plugin import convert
 from lightconv_plugin.compat.safetensors import read_safetensors, write_safetensors
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
+from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, CodesError, steps_before, units_of
 from tests.compat.conftest import write_corpus
 from tests.convert import common
 
@@ -45,6 +49,96 @@ def test_from_pretrained_translates(folder, file):
 
     theirs = Theirs.from_pretrained(str(folder), checkpoint_file="theirs.pt", **options)
     assert theirs.translate(sentences, beam=3, max_len_b=8) == found
+
+
+TEXTS = [
+    "中国 市场 说 , 中国 。",
+    "мир и вода , мир .",
+    "السلام عليكم السلام .",
+    "नमस्ते दुनिया नमस्ते ।",
+    "Typing , Typing .",
+    "ไทย ไทย สยาม",
+]
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """Per units: a folder with model.pt and its dictionaries alone, the file of codes, and what cuts text by it."""
+    folders = {}
+    for units in (SUBWORD_NMT, SENTENCEPIECE):
+        folder = tmp_path_factory.mktemp(units)
+        codes = folder.with_suffix(".codes")
+        if units == SUBWORD_NMT:
+            codes.write_text(bpe.learn_from_counts(get_vocabulary(TEXTS).items(), merges=12), encoding="utf-8")
+        else:
+            codes.write_bytes(sentencepiece.learn(iter(TEXTS * 9), units=50))
+        step = {SUBWORD_NMT: bpe.encoder, SENTENCEPIECE: sentencepiece.encoder}[units](codes=str(codes))
+        words = Dictionary()
+        for unit in " ".join(map(step, TEXTS)).split():
+            words.add_symbol(unit)
+        for language in ("zh", "en"):
+            words.save(str(folder / f"dict.{language}.txt"))
+        task = Namespace(source_dictionary=words, target_dictionary=words)
+        languages = {"source_lang": "zh", "target_lang": "en"}
+        model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, **languages, share_all_embeddings=True)
+        convert.main([str(common.save(folder.with_suffix(".pt"), model, args)), str(folder / "model.pt")])
+        folders[units] = folder, codes, step
+    return folders
+
+
+@pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")
+@pytest.mark.parametrize("units", [SUBWORD_NMT, SENTENCEPIECE])
+def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut, units, tmp_path):
+    """Wherever they lie: beside the model, beside the dictionaries, where reproduce leaves them; or given."""
+    folder, codes, step = cut[units]
+    model, data, prepared = tmp_path / "run" / "averaged", tmp_path / "binarised", tmp_path / "prepared"
+    model.mkdir(parents=True)
+    shutil.copy(folder / "model.pt", model)
+    shutil.copytree(folder, data)
+    prepared.mkdir()
+    option = {SUBWORD_NMT: "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}[units]
+
+    def load(**options):
+        return LightConvModel.from_pretrained(str(model), "model.pt", str(data), **options)
+
+    hub = load()
+    with pytest.raises(CodesError, match=rf"of zh in {model}, {data}, {prepared}; put .* as codes.zh, give {option}="):
+        hub.translate(TEXTS)
+    assert hub.decode(hub.binarize(step(TEXTS[1]))[:-1]) == TEXTS[1]
+    with pytest.raises(CodesError, match=f"give {option}=FILE"):
+        load(bpe=units)
+    as_units = load(bpe=None)
+    assert as_units.string(as_units.encode(step(TEXTS[0]))) == step(TEXTS[0])
+    for place in (prepared / "codes", data / "zh.code", model / "codes.zh"):
+        shutil.copy(codes, place)
+        (model / "bpecodes").write_text("#version: 0.2\nq q\n")  # of another language or model
+        hubs = [load(**{option: str(place)})]
+        if place.parent == model:
+            hubs += [load(), load(bpe=units)]
+        else:
+            (model / "bpecodes").unlink()
+            hubs += [load()]
+        for hub in hubs:
+            assert [hub.string(hub.encode(line)) for line in TEXTS] == [step(line) for line in TEXTS]
+            assert [hub.decode(hub.encode(line)[:-1]) for line in TEXTS] == TEXTS
+        place.unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "units", "steps"),
+    [
+        (["Th@@", "is", "&apos;s"], SUBWORD_NMT, ["tokenised by Moses"]),
+        (["中@@", "国", "的"], SUBWORD_NMT, ["parted into words by blanks"]),
+        (["\u2581this", "国"], SENTENCEPIECE, []),
+        (["@@", "\u2581", *(f"Word{n}" for n in range(100))], None, []),
+        ([f"\u00e4{n}" for n in range(600)], None, ["lower-cased"]),
+        ([f"\u00c4{n}" for n in range(600)], None, []),
+        ([f"\u0939{n}" for n in range(600)], None, []),  # a script without case
+    ],
+)
+def test_a_dictionary_shows_what_was_done_to_text(words, units, steps):
+    words = ["<s>", "<pad>", "</s>", "<unk>", *words, "madeupword0000"]
+    assert (units_of(words), steps_before(words)) == (units, steps)
 
 
 def test_safetensors_and_back(folder, tmp_path, capsys):

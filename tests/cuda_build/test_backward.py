@@ -73,5 +73,4 @@ def test_what_is_beside_the_convolutions(dtype, gpu):
     vector = torch.ones(6, dtype=dtype, requires_grad=True)
     found = backward(ops.linear(x, matrix, vector))
     assert {g.shape for g in found.values()} == {x.shape, matrix.shape, vector.shape}
-    assert "column_sums" in gpu.met
     assert gpu.met >= {"glu_mask", "glu_mask_backward", "residual_norm", "residual_norm_backward"}

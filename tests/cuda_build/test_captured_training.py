@@ -58,7 +58,7 @@ def test_an_update_does_not_wait(arch, precision, criterion, gpu, begun):
             updates._add(sample)
             updates._finish()
     assert met == []
-    assert gpu.met >= {"residual_norm_backward", "column_sums", "adam_step", "update_decide"}
+    assert gpu.met >= {"residual_norm_backward", "adam_step", "update_decide"}
 
 
 def attend(q, k, v, attn_mask=None, dropout_p=0.0):

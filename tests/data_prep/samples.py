@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def stage(_stage: pipeline.Stage | None, line: list[str]) -> None:
         sys.argv = before
 
 
-def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> None:
-    """Stands for the process: the same arguments, the same log."""
+def preprocess(line: list[str], log: Path, on_line: object, *, what: str, cwd: Path) -> None:
+    """Stands for the process: the same arguments, the same folder, the same log."""
     from fairseq_cli import preprocess as fairseq
 
     options = line[line.index("fairseq_cli.preprocess") + 1 :]
@@ -55,7 +56,8 @@ def preprocess(line: list[str], log: Path, on_line: object, *, what: str) -> Non
     fairseq.logger.addHandler(handler)
     fairseq.logger.setLevel(logging.INFO)
     try:
-        fairseq.main(fairseq.options.get_preprocessing_parser().parse_args(options))
+        with chdir(cwd):
+            fairseq.main(fairseq.options.get_preprocessing_parser().parse_args(options))
     finally:
         fairseq.logger.removeHandler(handler)
         handler.close()

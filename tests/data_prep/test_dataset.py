@@ -1,5 +1,6 @@
 """The files of datasets/, and what is said of one that is wrong."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from data_prep.dataset import FOLDER, load_dataset
 from data_prep.sources import kind_of
-from data_prep.steps.plan import plan
+from data_prep.steps.plan import notes, plan
 from scripts.common.errors import UserError
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -25,6 +26,7 @@ binarise: {joined_dictionary: true}
 """
 TRAIN = "  train: [{file: a.tgz, members: {en: a.en, de: a.de}}]\n"
 STEP = "save_raw"
+SPLIT = "steps: [{split_by_hash: {by: en, valid_percent: 1, test_percent: 1}}, "
 # what is replaced, by what, and the message
 WRONG = [
     ("source: en", "sauce: en", "unknown key `sauce`; expected one of kind, source"),
@@ -63,6 +65,11 @@ WRONG = [
     ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
     ("  test:", "  tset:", "splits: there is no test, nor does a step make it"),
     (TRAIN, "", r"splits: there is no train, nor does a step make it"),
+    (
+        "  test: [{file: a.tgz, members: {en: t.en, de: t.de}}]\nsteps: [",
+        SPLIT,
+        "makes valid and test: .*not valid alone",
+    ),
     ("a.de}", "a.de}, reader: csv", r"splits.train\[0\].reader` is 'csv', expected one of plain"),
     ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error, replace or drop"),
     ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
@@ -142,6 +149,57 @@ def test_one_that_is_right(tmp_path: Path):
     assert passes == ["01-save_raw", "02-bpe", "03-apply_bpe"]
 
 
+def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path):
+    (tmp_path / "a.tgz").touch()
+    for own in (True, False):
+        text = (
+            YAML if own else "".join(line for line in YAML.splitlines(True) if line[:7] not in ("  valid", "  test:"))
+        )
+        (tmp_path / "tiny.yaml").write_text(text.replace("steps: [", SPLIT))
+        pieces, passes = checked(tmp_path / "tiny.yaml")
+        assert (len(pieces), passes[0]) == (6 if own else 2, "01-split_by_hash")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "steps", "anew"),
+    [
+        ("en", "zh_CN", "[remove_non_printing, tokenise, normalise_punctuation, {bpe: {merges: 9}}]", False),
+        ("de", "fr", "[tokenise]", False),
+        ("en", "hi", "[{tokenise: {languages: [en]}}, {bpe: {merges: 9}}]", False),
+        ("en", "hi", "[tokenise]", True),
+        ("en", "fra_Latn", "[tokenise]", True),
+        ("en", "de", "[{sentencepiece: {units: 9}}]", True),
+    ],
+)
+def test_text_is_made_anew_where_a_rule_has_changed(tmp_path: Path, source, target, steps, anew):
+    (tmp_path / "a.yaml").write_text(f"kind: text\nsource: {source}\ntarget: {target}\nsteps: {steps}\n")
+    assert any("rules" in step for step in load_dataset(str(tmp_path / "a.yaml")).facts()["steps"]) is anew
+
+
+@pytest.mark.parametrize(
+    ("target", "steps", "said"),
+    [
+        ("de", "[tokenise]", []),
+        ("swe_Latn", "[tokenise]", []),
+        ("sw", "[tokenise]", ["Moses has no abbreviations for sw: "]),
+        (
+            "tha",
+            "[tokenise]",
+            ["Moses has no abbreviations for tha: ", "tha is written without blanks .*sentencepiece"],
+        ),
+        ("zh", "[tokenise]", ["zh is written without blanks"]),
+        ("zh", "[{segment_chinese: {languages: [zh]}}, tokenise]", []),
+        ("th", "[{sentencepiece: {units: 9}}]", []),
+    ],
+)
+def test_a_language_without_rules_is_said_once(tmp_path: Path, target: str, steps: str, said: list[str]):
+    (tmp_path / "a.yaml").write_text(f"kind: text\nsource: en\ntarget: {target}\nsteps: {steps}\n")
+    found = notes(load_dataset(str(tmp_path / "a.yaml")))
+    assert len(found) == len(said)
+    for note, expected in zip(found, said, strict=True):
+        assert re.match(f"note: {expected}", note)
+
+
 @pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
 def test_a_file_without_keys(tmp_path: Path, text: str):
     (tmp_path / "tiny.yaml").write_text(text)
@@ -160,6 +218,7 @@ def test_every_dataset_loads(name: str):
     dataset = load_dataset(name)
     assert dataset == load_dataset(str(FOLDER / f"{name}.yaml"))
     kind_of(dataset)
+    assert not any("rules" in step for step in dataset.facts()["steps"]) or dataset.kind == "text"
     assert plan(dataset, FOLDER) or not dataset.steps
     assert dataset.about
     assert [file for file in dataset.files.values() if not (file.urls or file.by_hand)] == []

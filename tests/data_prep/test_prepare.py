@@ -257,7 +257,7 @@ def place(tmp_path: Path) -> Place:
 
 STEPS: list[Any] = ["normalise_space", "save_raw", {"bpe": {"merges": 20}}]
 SUMS = {"file": {"member_md5": "sums.md5"}}
-NO_UTF_8 = b"\n".join([b"\xff\xfe10004", b"x", b"10006 \xc3"])
+NO_UTF_8 = b"\n".join([b"10004 \xff\xfe", b"x", b"10006 \xc3"])
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,30 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fairseq import checkpoint_utils
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_prep.dataset import Dataset
+from data_prep.archives import named_members
+from data_prep.dataset import SPLITS, Dataset, File, Source
 from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.report import _sources
 from data_prep.sources.supplied import _LONGEST, SuppliedText
 from data_prep.steps.whole import count_words
+from data_prep.text import bpe, sentencepiece
+from lightconv_plugin.compat.checkpoints import CheckpointError
 from scripts.common.errors import UserError
+from scripts.fairseq_io.checkpoints import load
 from tests.data_prep.corpora import PACK, packed
 
 GOOD = b"one\ntwo\nthree\n"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 99\n"
+PAGE = b"\n<!DOCTYPE html>\n<title>Not found</title>\n"
 TEXT = "The first line.\nAnother one.\nAnd the last.\n"
 gz = PACK["gz"]
 
@@ -50,11 +58,11 @@ def fetch(
         (b"\xef\xbb\xbfone\n", [b"one"], {"byte order mark at the start, dropped": (1, 1)}),
         (b"one\r\ntwo\r\n", [b"one", b"two"], {"line ended by CR LF, now by LF": (2, 1)}),
         (b"one\ntwo", [b"one", b"two"], {}),
-        (b"one\ta\nb\rc\n", [b"one\ta", b"b c"], {"U+000D control character, now a space": (1, 2)}),
-        (b"a\nb\0c\0d\n", [b"a", b"b c d"], {"U+0000 control character, now a space": (2, 2)}),
-        ("a\nb\u200bc\n".encode(), [b"a", b"b c"], {"U+200B ZERO WIDTH SPACE, now a space": (1, 2)}),
-        ("a\n\ufeffb\n".encode(), [b"a", b" b"], {"U+FEFF ZERO WIDTH NO-BREAK SPACE, now a space": (1, 2)}),
-        ("a\u2028b\x85c\n".encode(), [b"a b c"], {"U+2028 LINE SEPARATOR, now a space": (1, 1)}),
+        (b"one\ta\nb\rc\n", [b"one\ta", b"b c"], {"U+000D, now a space": (1, 2)}),
+        (b"a\nb\0c\0d\n", [b"a", b"b c d"], {"U+0000, now a space": (2, 2)}),
+        ("a\nb\u200bc\n".encode(), [b"a", b"b c"], {"U+200B, now a space": (1, 2)}),
+        ("a\n\ufeffb\n".encode(), [b"a", b" b"], {"U+FEFF, now a space": (1, 2)}),
+        ("a\u2028b\x85c\n".encode(), [b"a b c"], {"U+2028, now a space": (1, 1)}),
         ("\u200dक्\u200dष \u200e\u00ad\n".encode(), ["\u200dक्\u200dष \u200e\u00ad".encode()], {}),
         (b"a\n\n \n", [b"a", b"", b" "], {"empty line, kept": (2, 2)}),
         # a sentence may begin with a tag
@@ -64,7 +72,7 @@ def fetch(
         ],
         # a stray NUL makes no UTF-16
         *[
-            (data, data.replace(b"\0", b" ").split(b"\n")[:-1], {"U+0000 control character, now a space": place})
+            (data, data.replace(b"\0", b" ").split(b"\n")[:-1], {"U+0000, now a space": place})
             for data, place in (
                 (b"a\0b\nc\n", (1, 1)),
                 (TEXT.encode() + b"\0\n", (1, 4)),
@@ -100,6 +108,7 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, found):
         (b'<srcset setid="newstest" srclang="any">\n', r"is marked up \(XML, SGM, TMX or HTML\).*: take the sentences"),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<tmx version='1.4'>\n", "is marked up"),
         (gz(b"\n <!doctype HTML>\n<html>\n"), "decompressed, is marked up"),
+        (POINTER, "my.en is a pointer of Git LFS in place of the file, .*: git lfs pull"),
         (b"\x28\xb5\x2f\xfd\0\0", "is compressed with zstd.*: unzstd my.en"),
         (gz(gz(GOOD)), "decompressed, is compressed once more"),
         (gz(GOOD * 99)[:-5], "my.en is damaged or cut short .*give another copy"),
@@ -113,6 +122,36 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, found):
 def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path / "my.en", data)
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("a.tgz", lambda path: list(named_members(path, ["a.en"]))),
+        ("a.zip", lambda path: list(named_members(path, ["a.en"]))),
+        ("codes", lambda path: bpe.encoder(codes=str(path))),
+        ("a.model", lambda path: sentencepiece.encoder(codes=str(path))),
+        ("checkpoint_best.pt", load),
+        ("checkpoint_best.pt", lambda path: checkpoint_utils.load_checkpoint_to_cpu(str(path))),
+    ],
+)
+def test_what_lies_in_place_of_a_file_is_said(tmp_path, name, use):
+    for data, said in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page|not a readable fairseq checkpoint")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises((UserError, CheckpointError), match=f"{name}.*({said})"):
+            use(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(POINTER, "a pointer of Git LFS"), (TEXT.encode("utf-16"), "text in UTF-16"), (gz(GOOD), "compressed once more")],
+)
+def test_what_is_no_text_in_an_archive_is_said(tmp_path, data, message):
+    (tmp_path / "a.tgz").write_bytes(packed("a.tgz", {"a.en": data, "a.de": GOOD}))
+    source = Source(file="a.tgz", members={"en": "a.en", "de": "a.de"})
+    archives = replace(dataset(), kind="archives", files={"a.tgz": File()}, splits=dict.fromkeys(SPLITS[2:], (source,)))
+    with pytest.raises(UserError, match=f"a.tgz, a.en is {message}"):
+        prepare(archives, raw=tmp_path, out=tmp_path / "out", workers=1)
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -142,7 +181,7 @@ def test_bytes_that_are_not_utf_8_as_the_user_says(tmp_path, pack, capsys, how, 
     assert "first in line 2" in said
     assert ("1 pairs dropped, 2 kept" in said) is (how == "drop")
     report = "\n".join(_sources(tmp_path, {"source": {}}))
-    assert "U+0000 control character, now a space (times 1; first line 3)" in report
+    assert "U+0000, now a space (times 1; first line 3)" in report
     assert ("- pairs dropped, since not UTF-8: train 1" in report) is (how == "drop")
     with pytest.raises(UserError, match="no pair is left"):
         fetch(tmp_path / "b", b"\xff\n\xff\n\xff\n", invalid="drop")

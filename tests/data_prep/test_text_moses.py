@@ -60,6 +60,7 @@ def characters() -> list[str]:
 
 def test_classes_of_characters_are_those_of_perl(characters: list[str]):
     names = {"alpha": "IsAlpha", "alnum": "IsAlnum", "number": "IsN", "lower": "IsLower", "lowercase_letter": "Ll"}
+    names["mark"] = "M"
     theirs = ", ".join(rf"(/\p{{{name}}}/ ? 1 : 0)" for name in names.values())
     said = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
     classes = [re.compile(f"[{getattr(Classes(UNICODE), name)}]") for name in names]

@@ -24,10 +24,8 @@ from hypothesis import strategies as st
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
 from scripts import average, evaluate, generate, score, table, train
-from scripts.common import ownership
 from scripts.common.command import run_command
-from scripts.common.files import open_own
-from scripts.common.ownership import LEDGER
+from scripts.common.outputs import LIST, open_own
 from scripts.fairseq_io import devices
 from scripts.fairseq_io import generation as generation_log
 from scripts.fairseq_io.loss_curve import draw_losses
@@ -51,11 +49,17 @@ NEAR = ("work", "old", "partial", "part", "bad", "tmp", "download", "lock", "1.o
 
 
 def fake_run_logged(
-    command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, append: bool = False
+    command: list[str],
+    log: Path,
+    on_line: Callable[[str], None],
+    *,
+    what: str,
+    append: bool = False,
+    cwd: Path | None = None,
 ) -> None:
     """Stands for fairseq's commands: writes what they write and says what they say."""
     if what == "fairseq-preprocess":
-        preprocess(command, log, on_line, what=what)
+        preprocess(command, log, on_line, what=what, cwd=cwd or Path())
         return
     said = []
     if what == "fairseq-train":
@@ -147,7 +151,7 @@ def in_a_process(command: str, root: Path, turn: int, kill_at: int | None) -> in
         os.dup2(sink, 1), os.dup2(sink, 2)
         train.check_first = lambda *_: None  # of an architecture that there is not
         # to ask torch takes seconds
-        devices._installed = lambda: ((), False)  # type: ignore[assignment]
+        devices._installed = lambda: (0, False)  # type: ignore[assignment]
         # and so does to draw
         matplotlib.figure.Figure.savefig = lambda self, file, **_: file.write(b"drawn")  # type: ignore[method-assign]
         pipeline._run_command = stage  # type: ignore[assignment]  # so that the commands of a pipeline are killed too
@@ -181,9 +185,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Pat
             assert in_a_process(command, root, turn, None) == 0, (root / "said").read_text()
         made = root / "made"
         written = sorted(path.relative_to(made) for path in made.rglob("*"))
-        assert any(path.name == LEDGER for path in written)
+        assert any(path.name == LIST for path in written)
         beside = [path.with_name(f"{path.name}.{ending}") for path in written for ending in NEAR]
-        return [path for path in [*written, *beside] if path.name != LEDGER]
+        return [path for path in [*written, *beside] if path.name != LIST]
 
     return of
 
@@ -228,4 +232,4 @@ def test_a_killed_command_leaves_no_scratch_once_it_has_run_again(command, tmp_p
     for kill_at in (1, 2, 3, 5, 8):
         in_a_process(command, tmp_path, 0, kill_at)
     assert in_a_process(command, tmp_path, 0, None) == 0, (tmp_path / "said").read_text()
-    assert [path for path in (tmp_path / "made").rglob("*") if ownership.scratch_for(path) is not None] == []
+    assert {path.name for path in (tmp_path / "made").rglob(".*")} <= {LIST, ".out.lock.lightconv"}

@@ -29,11 +29,13 @@ def test_what_has_the_name_stays(checkpoint, tmp_path, put):
     with pytest.raises(FileExistsError), files.whole_folder(out):  # it came while the export was made
         pass
     assert [each.name for each in tmp_path.iterdir()] == ["out"]
+    with files.whole_folder(tmp_path / "none" / "new"):
+        pass
+    assert (tmp_path / "none" / "new").is_dir()
 
 
 def test_refusals_name_what_was_found(checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    assert "is not a folder; OUT is made in an existing one" in refused(checkpoint, tmp_path / "none" / "out")
     assert "there is no such file; expected a checkpoint" in refused(tmp_path / "none.pt", out, "--format", "torch")
     half = tmp_path / "half.pt"
     half.write_bytes(checkpoint.read_bytes()[:5000])
@@ -47,6 +49,29 @@ def test_refusals_name_what_was_found(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setitem(command.PACKAGES, "onnx", ("onnx_that_nobody_has",))
     assert "run: pip install onnx_that_nobody_has" in refused(checkpoint, out)
     assert not out.exists()
+
+
+def test_the_codes_are_found_or_said_to_be_missing(checkpoint, tmp_path, monkeypatch, capsys):
+    """Beside the checkpoint first; an export without them is for text in units."""
+    manifest = {"model": "m", "files": {}, "graphs": {"encoder": {}}}
+    carried = []
+
+    def export(*given, codes, **options):
+        carried.append(codes)
+        return manifest
+
+    monkeypatch.setattr(command, "export", export)
+    monkeypatch.setattr(command, "units_of", lambda words: "subword_nmt")
+    model = shutil.copy(checkpoint, tmp_path / "model.pt")
+    assert "there is no file" in refused(model, tmp_path / "out", "--codes", tmp_path / "none")
+    command.main([str(model), str(tmp_path / "out")])
+    assert "put the file there as codes.en, or export again with --codes FILE: " in capsys.readouterr().err
+    for name in ("bpecodes", "en.code"):
+        (tmp_path / name).write_text("#version: 0.2")
+        command.main([str(model), str(tmp_path / "out")])
+    command.main([str(model), str(tmp_path / "out"), "--codes", str(tmp_path / "bpecodes")])
+    assert capsys.readouterr().err == ""
+    assert [path and path.name for path in carried] == [None, "bpecodes", "en.code", "bpecodes"]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from subword_nmt.learn_bpe import get_vocabulary
 
+from data_prep.text import bpe, sentencepiece
 from lightconv_plugin.export import __main__ as command
 from lightconv_plugin.export import decode, write
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from tests.tolerances import assert_close
 
 LONGEST = 20
+TEXTS = ["中国 市场 说 中国", "мир и вода мир", "नमस्ते दुनिया नमस्ते", "Typing Typing ."]
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +104,29 @@ def test_it_runs_where_there_is_no_torch(exported, model, lines, sources):
 def test_a_line_that_is_too_long_is_named(exported):
     done = run(exported, "w1\n" + "w2 " * 59 + "\n" + "w1 " * 60 + "\nw1\n", "--beam", "1")
     assert done.returncode == 1
-    assert done.stderr == "error: line 3 has 60 words; the model takes 59 at most\n"
+    assert done.stderr == "error: line 3 has 60 units; the model takes 59 at most\n"
     assert done.stdout.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("units", "learn", "known"),
+    [
+        ("subword_nmt", lambda: bpe.learn_from_counts(get_vocabulary(TEXTS).items(), merges=9).encode(), bpe),
+        ("sentencepiece", lambda: sentencepiece.learn(iter(TEXTS * 9), units=36), sentencepiece),
+    ],
+)
+def test_text_is_cut_by_the_file_that_the_export_carries(tmp_path, monkeypatch, units, learn, known):
+    (tmp_path / "codes").write_bytes(learn())
+    cut, expected = decode.cutter(tmp_path, units, "codes"), known.encoder(codes=str(tmp_path / "codes"))
+    assert [cut(text) for text in TEXTS] == [expected(text) for text in TEXTS]
+    assert [decode.joined(cut(text), units) for text in TEXTS] == TEXTS
+    assert decode.cutter(tmp_path, None, None)("a b") == decode.joined("a b", None) == "a b"
+    with pytest.raises(SystemExit, match=r"no BPE merges and no SentencePiece model .*--codes FILE.* with --units"):
+        decode.cutter(tmp_path, units, None)
+    for name in ("subword_nmt.apply_bpe", "sentencepiece"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SystemExit, match=r"to cut text into units run: pip install [a-z-]+; or give .* with --units"):
+        decode.cutter(tmp_path, units, "codes")
 
 
 def test_log_probabilities_that_are_wrong(model, monkeypatch):

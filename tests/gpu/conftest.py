@@ -1,4 +1,4 @@
-"""Tests for a GPU. ``--device cpu`` rehearses them: the first case of each test, on a CPU."""
+"""Tests for a GPU (``--device cuda``). Without one the first case of each is rehearsed on a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,15 +14,6 @@ WARM_UP = 3  # calls before a capture, as PyTorch's documentation asks for
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.parent.name == "gpu":
         item.add_marker(pytest.mark.gpu)
-
-
-@pytest.hookimpl(trylast=True)  # of those that -k leaves
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if torch.device(config.getoption("--device")).type == "cpu":
-        first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-        items[:] = [
-            item for item in items if item.path.parent.name != "gpu" or first[item.nodeid.partition("[")[0]] is item
-        ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
-from lightconv_plugin.modules import pack_weights
+from lightconv_plugin.modules import with_packed_weights
 from tests.models import common
 from tests.ops.conftest import cpu, products_in_bf16  # noqa: F401  a fixture
 from tests.tolerances import assert_close
@@ -155,16 +155,16 @@ def test_packed_for_products_in_bfloat16_many_rows_run_at_once(conv, calls, monk
     """And give what the parts give one after the other, whose products have the same operands."""
     with products_in_bf16():
         block = decoder_block(decoder_conv_type=conv)
-        pack_weights(block)
+        packed = with_packed_weights(block)
         steps, source = torch.randn(3, 70, 16), torch.randn(S, 1, 16)
-        at_once = walk(block, {}, steps, source)
+        at_once = walk(packed, {}, steps, source)
+        assert calls == [70] * 2
+        walk(block, {}, steps, source)  # the block itself has nothing packed, and runs part by part
+        monkeypatch.setattr(block_step, "can_step", lambda *_: False)
+        assert_close(at_once, walk(packed, {}, steps, source))
         assert calls == [70] * 2
         ops.set_precision("fp32")
-        walk(block, {}, steps, source)  # packed as it is, in float32, where so many rows run part by part
-        ops.set_precision("bf16")
-        monkeypatch.setattr(block_step.BlockStep, "of", lambda *_: None)
-        assert_close(at_once, walk(block, {}, steps, source))
-        assert calls == [70] * 2
+        assert with_packed_weights(block) is block
 
 
 @torch.no_grad()
@@ -197,7 +197,10 @@ def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
     block, x = decoder_block(decoder_conv_type="dynamic"), torch.randn(1, 2, 16)
     state: dict = {}
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
-    inputs, weights = block.mixer.conv.get_incremental_state(state), state[block._owner]["step"].parameters()
+    inputs, weights = (
+        block.mixer.conv.get_incremental_state(state),
+        block_step.parameters_of(*block_step.maps_and_norms(block)),
+    )
     source = block.encoder_attn.get_incremental_state(state, "source")
     operator = torch.ops.lightconv.decoder_block
 

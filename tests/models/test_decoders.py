@@ -2,6 +2,9 @@
 
 import copy
 import functools
+import io
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,6 +96,44 @@ def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkey
     assert_close(step(words[:, 8:18], 8), full[:, 8:18])
     assert_close(step(words[:, 18], 18), full[:, 18])
     assert_close(model.decoder(words, incremental_state=state, **source)[0], full[:, 19:])  # fairseq's own call goes on
+
+
+def saved(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda decoder, state: (decoder, pickle.loads(pickle.dumps(state))),
+    "torch.save": lambda decoder, state: (decoder, saved(state)),
+    "deepcopy": lambda decoder, state: (decoder, copy.deepcopy(state)),
+    "pickled with its decoder": lambda *both: pickle.loads(pickle.dumps(both)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@torch.no_grad()
+def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
+    """A block's step in one operator, which takes float32, too."""
+    model = copy.deepcopy(model).to(dtype)
+    words, source = common.tokens(2, 9), source_of(model)
+    for layer in model.decoder.layers:
+        layer.make_generation_fast_(need_attn=False)
+
+    def go_on(decoder, state, begin, end):
+        return [decoder(words[:, :t], incremental_state=state, **source)[0] for t in range(begin, end)]
+
+    full = model.decoder(words, **source)[0]
+    for carry in WAYS.values():
+        state: dict = {}
+        go_on(model.decoder, state, 1, 4)
+        assert_close(torch.cat(go_on(*carry(model.decoder, state), 4, 10), dim=1), full[:, 3:])
+    for other in (copy.deepcopy(model.decoder), copy.deepcopy(copy.copy(model.decoder))):
+        entries = len(state)
+        assert_close(go_on(other, state, 1, 2)[0], full[:, :1])  # modules of its own, which begin anew
+        assert len(state) > entries
 
 
 @torch.no_grad()

@@ -1,12 +1,17 @@
 """The mixers beside LightConv and DynamicConv, each against its definition written out anew."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from fairseq.modules import DynamicConv1dTBC, LightweightConv1dTBC, MultiheadAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightconv_plugin.models import mixers
+from lightconv_plugin.models.config import CONV_TYPES
 from lightconv_plugin.models.layers import FeedForward
+from lightconv_plugin.models.resolve import resolve
 from lightconv_plugin.modules import (
     AverageAttention,
     ConvModule,
@@ -16,6 +21,7 @@ from lightconv_plugin.modules import (
     StandardConv,
 )
 from lightconv_plugin.ops import reference
+from tests.models import common
 from tests.tolerances import assert_close
 
 C, HEADS = 8, 4
@@ -69,6 +75,90 @@ def theirs(module):
     built = MultiheadAttention(C, HEADS, self_attention=True).double().eval()
     built.load_state_dict(module.state_dict(), strict=True)
     return built
+
+
+# ------------------------------------------------ every name of CONV_TYPES, as build_mixer makes it for either side
+
+
+def mixer(name, side, window=3):
+    given = {"encoder_kernel_size_list": [3]} | {f"{side}_kernel_size_list": [window], f"{side}_conv_type": name}
+    torch.manual_seed(0)
+    module = mixers.build_mixer(resolve(Namespace(**common.SMALL, **given)), side, window).double()
+    for parameter in module.parameters():
+        parameter.data.uniform_(-0.7, 0.7)
+    return module
+
+
+def random(time, batch=3):
+    return torch.randn(time, batch, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def check_looks_back_alone(module):
+    """In training and in evaluation, which run different code."""
+    x = random(7)
+    for training in (True, False):
+        whole = module.train(training)(x)
+        for t in range(1, 7):
+            changed = module(torch.cat([x[:t], 1 - x[t:]]))
+            assert_close(changed[:t], whole[:t])
+            assert not torch.allclose(changed[t], whole[t])
+
+
+def check_steps_are_the_whole(module):
+    x, state = random(7), {}
+    assert_close(torch.cat([module.eval()(row[None], incremental_state=state) for row in x]), module(x))
+
+
+def check_ignores_padding(module):
+    """A sentence in a batch is as alone, whatever stands in its padding."""
+    x, lengths = random(7), (7, 4, 1)
+    for training, side in ((True, "left"), (True, "right"), (False, "left"), (False, "right")):
+        mask = padding(7, lengths, side)
+        got = module.train(training)(x.masked_fill(mask.t().unsqueeze(-1), 100.0), mask)
+        for row, real in enumerate(~mask):
+            assert_close(got[real, row : row + 1], module(x[real, row : row + 1]))
+
+
+@pytest.mark.parametrize("name", CONV_TYPES)
+def test_a_mixer_of_a_decoder_looks_back_alone_and_steps_as_it_runs_whole(name):
+    for window in (1, 3, 4, 9):
+        check_looks_back_alone(mixer(name, "decoder", window))
+        check_steps_are_the_whole(mixer(name, "decoder", window))
+
+
+@pytest.mark.parametrize("name", CONV_TYPES)
+def test_a_mixer_of_an_encoder_ignores_padding(name):
+    for window in (1, 3, 9):
+        check_ignores_padding(mixer(name, "encoder", window))
+
+
+class Symmetric(StandardConv):
+    """It looks into the future while it trains, though not step by step."""
+
+    def forward(self, x, *mask, **state):
+        self.padding = (1, 1)
+        return super().forward(x, *mask, **state)
+
+
+class Unmasked(StandardConv):
+    def forward(self, x, *mask, **state):
+        return super().forward(x, **state)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "causal", "check"),
+    [
+        (Symmetric, True, check_looks_back_alone),
+        (Symmetric, True, check_steps_are_the_whole),
+        (Unmasked, False, check_ignores_padding),
+    ],
+)
+def test_a_mixer_that_is_wrong_is_found_out(wrong, causal, check):
+    with pytest.raises(AssertionError):
+        check(wrong(16, 3, causal=causal).double())
+
+
+# --------------------------------------------------------------------------------- each against its definition
 
 
 @pytest.mark.parametrize("name", BUILDERS)

@@ -104,16 +104,6 @@ def residual(dtype: torch.dtype, channels: int, p: float) -> Case:
     return run
 
 
-def sums(dtype: torch.dtype, channels: int, *rows: int) -> Case:
-    """Sums of columns, and those behind a gate."""
-
-    def run(machine: Machine) -> list[Tensor]:
-        given = [machine.numbers(dtype, count, channels) for count in rows]
-        return [out for x in given for out in (machine.column_sums(x), *machine.relu_backward(x, x.neg()))]
-
-    return run
-
-
 def attend(dtype: torch.dtype, channels: int) -> Case:
     """Attention of 5 rows to two sentences of 40 keys, some of them padding."""
 
@@ -202,8 +192,6 @@ CASES: dict[str, Case] = {
     "residual-f16-two-warps": residual(F16, 520, 0.0),
     "residual-f32-odd-drop": residual(F32, 1027, 0.3),
     "residual-f64": residual(F64, 6, 0.3),
-    "sums-bf16": sums(BF16, 264, 70),
-    "sums-f32-odd": sums(F32, 35, 70),
     "step-bf16-dynamic": step(BF16, True, 3, 2, 64),
     "step-f16-light": step(F16, False, 5, 3, 3),
     "step-f32-dynamic": step(F32, True, 4, 2, 16, softmax=False),

@@ -22,7 +22,7 @@ SHIM = Path(__file__).parent / "cuda_shim"
 CUDA = library.SOURCES / "cuda"
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GPU_ALONE = (
-    *("residual_norm", "residual_norm_backward", "column_sums", "relu_backward", "adam_step", "update_decide"),
+    *("residual_norm", "residual_norm_backward", "adam_step", "update_decide"),
     *("step_candidates", "search_step"),
 )
 # the operators of CPU tensors in a library of their own

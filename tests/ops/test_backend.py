@@ -19,14 +19,14 @@ from tests.ops.conftest import products_in_bf16
 unusable = library.cuda_unusable
 X = torch.randn(5, 2, 6)
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
-NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_fma", "cuda_configure", "cuda_gather"}
+NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cuda_configure", "cuda_gather"}
 # of captured training: elsewhere than on a GPU their definitions run
 ON_GPUS_ALONE = {"update_decide", "adam_step"}
 # elsewhere than on a CPU states are copied in front of x
 ON_CPUS_ALONE = {"behind_state_backward"}
 # the definition is all there is
 WITHOUT_KERNEL = {
-    *((name, "cpu") for name in ("glu_mask", "residual_norm", "column_sums", "step_candidates", "search_step")),
+    *((name, "cpu") for name in ("glu_mask", "residual_norm", "step_candidates", "search_step")),
     *((name, "cuda") for name in ("dropout", "beam_candidates", "few_rows_linear", "decoder_block")),
     *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
 }

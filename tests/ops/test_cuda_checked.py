@@ -73,7 +73,6 @@ class Fault(NamedTuple):
     check: str = "checked"
 
 
-RING_ROW = "ring + (static_cast<long long>(slot) * args.M + n)"
 FAULTS = {
     "misaligned load": Fault(
         *("glu-bf16-mask", "fused/glu.cuh", (("row * 2 * C.R + c;", "row * 2 * C.R + c + 1;"),)),
@@ -88,34 +87,11 @@ FAULTS = {
         *("step-f32-dynamic", "step.cuh", (("i / C.R * K + K - 1;", "i / C.R * K + K;"),)),
         "use-after-poison",
     ),
-    "shift by too much": Fault(
-        *("glu-bf16-mask", "scalar.cuh", (("__uint_as_float(pair << 16)", "__uint_as_float(pair << 32)"),)),
-        "shift exponent 32 is too large",
-    ),
-    "index out of bounds": Fault(
-        *("general-f64-dynamic-drop", "weights.cuh"),
-        (("i < 4; ++i) factor[i] = words", "i < 5; ++i) factor[i] = words"),),
-        "index 4 out of bounds",
-    ),
     "uninitialised shared memory": Fault(
         *("conv-f16-light-odd-sm75", "conv.cuh"),
         (("i < (C.positions + Count - 1) * lanes;", "i < C.positions * lanes;"),),
         "order rising: .* numbers of result 0 are NaN",
     ),
-    "a copy to shared memory that is not waited for": Fault(
-        *("conv-bf16-dynamic-mma", "band.cuh", (("wait_for_copies<0>", "wait_for_copies<1>"),)),
-        "order rising: .* numbers of result 0 are NaN",
-    ),
-    "a band's copy that is not waited for": Fault(
-        *("conv-bf16-dynamic-bands", "wide.cuh", (("wait_for_copies<0>", "wait_for_copies<1>"),)),
-        "order rising: .* numbers of result 0 are NaN",
-    ),
-    "a band's barrier of warps where one of the block is needed": Fault(
-        *("conv-bf16-dynamic-bands", "wide.cuh"),
-        (("wait_for_copies<0>();\n    __syncthreads();", "wait_for_copies<0>();\n    __syncwarp();"),),
-        "reference binding to misaligned address",  # which another warp would have written
-    ),
-    # the weights are made by the first lane, which runs first in rising order
     "missing barrier that no rising order shows": Fault(
         *("step-f32-dynamic", "step.cuh"),
         (
@@ -125,17 +101,8 @@ FAULTS = {
         ),
         "order falling: .* numbers of result 0 are NaN",
     ),
-    "a barrier of warps where one of the block is needed": Fault(
-        *("conv-bf16-dynamic-mma", "backward.cuh"),
-        (("    __syncthreads();\n    results", "    __syncwarp();\n    results"),),
-        "order falling: .* numbers of result 9 are NaN",
-    ),
     "no fault: a barrier of warps in blocks of one warp": Fault(
         *("step-f32-dynamic", "step.cuh", (("  __syncthreads();\n", "  __syncwarp();\n"),)), ""
-    ),
-    "blocks that write one address": Fault(
-        *("step-f32-dynamic", "step.cuh", ((RING_ROW, RING_ROW.replace("+ n)", "+ n / 2)")),)),
-        "order rising: .* numbers of result 1 are NaN",
     ),
     "a race that no order shows": Fault(
         *("search", "fused/search.cuh", (("__syncwarp();  // what", "// what"),)),  # shuffles are no barriers
@@ -149,15 +116,6 @@ FAULTS = {
             (("if (sentence == 0) args.limits[0] = step + 1;", "args.limits[2] -= sentence / 9;"),),
         ),
         "a race: thread 0 of block 1 reads what thread 0 of block 0 did before",
-        "races",
-    ),
-    "a copy that begins before others have read its place, and ends later": Fault(
-        *("conv-bf16-dynamic-bands-drop", "band.cuh"),
-        (
-            ("    stage_inputs<C>(args, at, args.x, at.first, shared);\n", ""),
-            ("    if (number > 0)", "    stage_inputs<C>(args, at, args.x, at.first, shared);\n    if (number > 0)"),
-        ),
-        "a race: thread .* of block 0 writes what, as a reader, thread .* of block 0 did before",
         "races",
     ),
 }

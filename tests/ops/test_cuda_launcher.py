@@ -26,11 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.ops.cuda_on_cpu import Machine
 machine = Machine(cache=Path({cache!r}))
-if "GATHER" in os.environ:
-    machine.cuda_gather(True, int(os.environ["GATHER"]))
-    machine.forward(torch.ones(3, 1, 2), torch.zeros(2, 2), 0)
-    print(machine.cuda_gather(False), end="")
-    sys.exit()
 def sums(width):
     return machine.forward(torch.ones(3, 1, 2), torch.zeros(2, width), 0).sum().item()
 with ThreadPoolExecutor() as pool:
@@ -109,7 +104,7 @@ NAME = re.compile(
     r"lightconv_"
     r"((light|dynamic)_conv_(general_)?(forward|grad_x|backward|grad_weight|grad_weight_finish|weights|row_sums)|(light|dynamic)_conv_step"
     r"|glu_mask_(forward|backward)|smoothed_nll_(forward|forward_sum|backward)|update_decide|adam_step"
-    r"|residual_norm_(forward|backward)|column_sums(_finish|_of_few)?)"
+    r"|residual_norm_(forward|backward|sums))"
     r"_(f32|f16|bf16|f64)(_K\d+)?(_R\d+)?(_H\d+)?(_T\d+)?(_softmax)?(_drop)?(_aligned)?(_mma)?(_mask)?"
 )
 
@@ -136,7 +131,6 @@ def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
     for channels in (16, 8):
         found += [cuda_cases.glu(dtype, channels, masked) for masked in (False, True)]
         found += [cuda_cases.residual(dtype, channels, p) for p in (0.0, 0.1)]
-        found.append(cuda_cases.sums(dtype, channels, 6, 17_000))
     return [*found, *(cuda_cases.loss(dtype, types) for types in (40, 44, 45))]
 
 
@@ -172,22 +166,15 @@ def test_kernels_are_gathered_and_compiled_together(tmp_path):
         assert machine.forward(X, WEIGHT, 1).isnan().all()
         machine.backward(X, X, WEIGHT, 1)
     assert len(list((tmp_path / "cache").iterdir())) == 0
-    launches = [line.split() for line in machine.cuda_gather(False).splitlines()]
-    count = len(launches)
-    assert {path for *_, path in launches} == {str(path) for path in (tmp_path / "cache").iterdir()}
-    assert all(int(number) >= 0 for _, *numbers, _ in launches for number in numbers)
+    files = machine.cuda_gather(False).splitlines()
+    count = len(files)
+    assert set(files) == {str(path) for path in (tmp_path / "cache").iterdir()}
     assert count > 1
     for padding_l in (0, 1):  # an encoder's kernels are a decoder's
         assert machine.forward(X, WEIGHT, padding_l).isfinite().all()
         machine.backward(X, X, WEIGHT, padding_l)
     assert count == len(list((tmp_path / "cache").iterdir()))
     assert machine.cuda_gather(False) == ""
-
-
-def test_kernels_are_compiled_for_a_gpu_that_is_not_there(tmp_path):
-    """No driver is asked; the machine code is that of such a GPU."""
-    done = in_a_process(tmp_path, [2], SHIM_LIBCUDA="/there/is/no/libcuda.so.1", GATHER="75").communicate()[0]
-    assert re.fullmatch(r"lightconv_light_conv_forward_f32_K2_\S+ 1 32 \d+ \S+\n", done)
 
 
 def test_no_driver(tmp_path):

@@ -1,7 +1,6 @@
 """The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from lightconv_plugin import ops
 from lightconv_plugin.models.layers import Residual
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.fused import linear, training
+from lightconv_plugin.ops.fused import training
 from tests.models import test_architectures as small
 from tests.models.test_changed_parts import Negated
 from tests.ops.conftest import each_run
@@ -447,10 +446,7 @@ def test_in_a_block(normalize_before, hooked, cuda_kernels, monkeypatch):
 
 
 def test_a_whole_model(cuda_kernels, monkeypatch):
-    """Gradients of all parameters, by these kernels and those of linear maps' biases, as by the definition.
-
-    In an update, too, where norms compute the gradients of the biases before them, unless others are in between.
-    """
+    """Gradients of all parameters, by these kernels as by the definition."""
     arch = "pla_dynamicconv_iwslt_de_en"
     task = small.task(arch)
     model, batch = small.build(arch, task).eval(), small.toy_batch(arch, task)
@@ -465,102 +461,5 @@ def test_a_whole_model(cuda_kernels, monkeypatch):
         results.append(torch.autograd.grad(loss / size, parameters))
     blocks = (*model.encoder.layers, *model.decoder.layers)
     assert called.call_count == sum(isinstance(m, Residual) for block in blocks for m in block.modules())
-    monkeypatch.setenv("LIGHTCONV_BACKEND", "auto")
-    sums = [torch.zeros_like(p) for p in parameters]
-    with linear.adding_up(parameters, sums):
-        loss, size, _ = small.criterion(model, task)(model, batch)
-        found = torch.autograd.grad(loss / size, parameters, allow_unused=True)
-    biases = [call.args[7] for call in called.call_args_list[called.call_count // 2 :]]
-    assert [bias is None for bias in biases].count(True) == 1
-    added = [total if grad is None else total + grad for total, grad in zip(sums, found, strict=True)]
-    for got, want, again in zip(*results, added, strict=True):
-        assert_close(got, want)
-        assert_close(again, want)
-
-
-# ---- Sums of columns, the gradient of a linear map's bias ----
-
-
-@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
-@settings(max_examples=25)
-@given(count=st.integers(0, 150), channels=st.sampled_from([1, 2, 7, 36, 256, 260, 513, 1024]), mean=st.integers(0, 1))
-def test_sums(gpu, dtype, count, channels, mean):
-    x = draw(F64, count, channels).add(mean).to(dtype)
-    close(gpu.column_sums(x), x.double().sum(dim=0), dtype)
-
-
-@pytest.mark.parametrize("channels", [1, 12])
-def test_sums_of_many_rows(gpu, channels):
-    x = draw(F32, 17_000, channels)
-    close(gpu.column_sums(x), x.double().sum(dim=0))
-
-
-@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
-@pytest.mark.parametrize(("count", "channels"), [(0, 6), (1, 1), (19, 36), (9, 513), (16_400, 2)])
-def test_sums_behind_a_relu(gpu, dtype, count, channels):
-    """Of few rows, and of as many as take two stages; what is not a number passes, as in PyTorch."""
-    grad, out = draw(dtype, count, channels), draw(dtype, count, channels, seed=1).relu()
-    out[:1] = torch.nan
-    want = torch.ops.aten.threshold_backward(grad, out, 0)
-    masked, sums = gpu.relu_backward(grad, out)
-    assert torch.equal(masked, want)
-    close(sums, want.double().sum(dim=0), dtype)
-    with pytest.raises(RuntimeError, match="of one shape"):
-        gpu.relu_backward(grad, out[:, 1:])
-
-
-def test_sums_from_an_address_that_is_not_aligned_are_the_same_bits_every_time(gpu):
-    x = draw(F16, 2000 * 64 + 1)[1:].view(2000, 64)
-    first = gpu.column_sums(x)
-    close(first, x.double().sum(dim=0))
-    assert torch.equal(first, gpu.column_sums(x))
-
-
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 2, 4)])
-def test_linear(shape, cuda_kernels):
-    """Gradients of both orders, of whatever is asked for."""
-    x, weight, bias = (draw(F64, *s).requires_grad_() for s in (shape, (5, 4), (5,)))
-    assert "_Linear" in str(ops.linear(x, weight, bias).grad_fn)
-    assert gradcheck(ops.linear, (x, weight, bias))
-    assert gradgradcheck(ops.linear, (x, weight, bias), fast_mode=True)
-    assert gradcheck(lambda bias: ops.linear(x.detach(), weight.detach(), bias), (bias,))
-
-
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("updating", [False, True])
-def test_linear_beside(updating, relu, cuda_kernels):
-    """Gradients, in an update those of the weight added up, and else of second order too; x lies in any order."""
-    x, weight, bias = given = [draw(F64, *shape).requires_grad_() for shape in ((2, 3, 4), (5, 4), (5,))]
-    plain = F.linear(x.transpose(0, 1), weight, bias)
-    plain = F.relu(plain) if relu else plain
-    sums = torch.ones_like(weight)
-    with linear.adding_up([weight], [sums]) if updating else nullcontext():
-        out, beside = ops.linear_beside(x.transpose(0, 1), weight, bias, relu=relu)
-    assert_close(out.detach(), plain.detach())
-    results = []
-    for a, b in ((out, beside), (plain, x.transpose(0, 1))):
-        loss = a.sin().sum() + (b * b.detach().sin()).sum()
-        first = torch.autograd.grad(loss, given, create_graph=True)
-        slopes = torch.stack([each.pow(2).sum() for each in first]).sum()
-        second = [] if updating else torch.autograd.grad(slopes, given, retain_graph=True)
-        of_x, of_weight, of_bias = torch.autograd.grad(loss, given, allow_unused=True)
-        results.append([*first, *second, of_x, sums - 1 if of_weight is None else of_weight, of_bias])
     for got, want in zip(*results, strict=True):
-        assert_close(got.detach(), want.detach())
-    assert sums.eq(1).all() != updating
-
-
-def test_linear_maps_that_the_library_does_not_take(cuda_kernels, monkeypatch):
-    """No gradient of a bias, mixed types, autocast, transforms of torch.func, torch.compile."""
-    monkeypatch.setattr(linear, "_Linear", None)
-    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True), torch.randn(5, requires_grad=True)
-    want = F.linear(x, weight, bias)
-    with pytest.raises(AttributeError):
-        ops.linear(x, weight, bias)
-    assert torch.equal(ops.linear(x, weight, bias.detach()), want)
-    with torch.no_grad():
-        assert_close(ops.linear(x, weight, bias), want)
-    with torch.autocast("cpu"):
-        assert ops.linear(x, weight, bias).dtype == BF16
-    assert torch.equal(torch.func.vjp(lambda x: ops.linear(x, weight, bias), x)[0], want)
-    assert torch.equal(torch.compile(ops.linear, backend="eager", fullgraph=True)(x, weight, bias), want)
+        assert_close(got, want)

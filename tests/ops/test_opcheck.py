@@ -108,8 +108,6 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(T, B, C), draw(B, T, C).transpose(0, 1), draw(C), draw(C), p, SEED, 1e-5) for p in (0.0, 0.3)
     ],
     "residual_norm_backward": lambda: [residual_backward(0.0), residual_backward(0.3)],
-    "column_sums": lambda: [(draw(T, C),), (draw(C, T).t(),), (draw(0, C),)],
-    "relu_backward": lambda: [(draw(T, C), draw(C, T).t())],
     "smoothed_nll": lambda: [loss()],
     "smoothed_nll_backward": lambda: [loss_backward()],
     "conv_step": lambda: [

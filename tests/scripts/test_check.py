@@ -100,14 +100,53 @@ def test_what_can_be_trained_is_taken(tmp_path, base, data, one_language):
     assert said(tmp_path, base=base, data=data if base == CONFIG else one_language) == ""
 
 
+EVAL_BLEU = "eval-bleu: true, eval-bleu-remove-bpe: true"
+BY_EPOCH = "average: null\ntune: null"
+FIVE_EPOCHS = (
+    "max-epoch: 5, max-update: null, lr-scheduler: fixed, lr-period-updates: null, save-interval-updates: null"
+)
+LSTM = "train: {arch: lstm, decoder-attention: 0, encoder-ffn-embed-dim: null, decoder-ffn-embed-dim: null}"
 MISTAKES = {
     "generate: {beam: many}": "`generate.beam` is many, which fairseq-generate refuses: argument --beam: inv",
     "generate: {beem: 5}": "which fairseq-generate refuses: unrecognized arguments: --beem=5; did you mean beam?",
     "generate: {beam: 0}": "`generate.beam` is 0, expected a number from 1 on",
     "generate: {beam: true}": "`generate.beam` is true, which fairseq-generate refuses: argument --beam: exp",
     "generate: {sampling-topk: 5}": "the search of the section `generate`: --sampling-topk requires --sampling",
+    "generate: {max-sentences: 0}": "`generate.batch-size` is 0, expected a number from 1 on",
+    "generate: {sampling: true}": "`generate.sampling` is true, and fairseq samples as many hypotheses as it prints",
+    "generate: {sampling: true, beam: 1}": "generate.beam: 1 (here it is 4)",  # of the section speed
+    "generate: {sampling: true, beam: 1, sampling-topk: 2000000}\nspeed: null": "the dictionary has fewer types",
+    "generate: {diverse-beam-groups: 3}": "`generate.diverse-beam-groups` is 3, expected a divisor of the beam, 4",
+    "generate: {diverse-beam-groups: 2, match-source-len: true}": "Search parameters are mutually exclusive",
+    "generate: {match-source-len: true, min-len: 4}": "every hypothesis is as long as its source",
+    "generate: {min-len: 30}": "`generate.min-len` is 30, and no hypothesis may be so long: see generate.max-len-a (0",
+    "generate: {min-len: 1024, max-len-a: 1}": "`generate.min-len` is 1024, and no hypothesis may be so long",
+    "generate: {replace-unk: true}": "`generate.replace-unk` is true, which fairseq does on text that is not binar",
+    "generate: {bpe: subword_nmt}": "`generate.bpe` is subword_nmt, and the stages read fairseq's lines before it",
+    "generate: {tokenizer: moses}": "`generate.tokenizer` is moses, and the stages read fairseq's lines before it",
+    "generate: {constraints: true}": "`generate.constraints` is true, and fairseq-generate reads none",
+    "generate: {score-reference: true}": "and the references would be scored as if they were the output",
+    "generate: {prefix-size: 1}": "`generate.prefix-size` is 1, and the references' own words would be scored",
+    "generate: {retain-iter-history: true}": "which no model has that writes word by word",
+    f"generate: {{print-alignment: hard}}\n{LSTM}": "`generate.print-alignment` is hard, and the model has no atten",
+    "generate: {lm-path: no.pt, lm-weight: 0.1}": "`generate.lm-path` is no.pt, expected the file of a language",
+    f"generate: {{lm-path: {__file__}}}": "which has no effect without generate.lm-weight",
+    "generate: {lm-weight: 0.1}": "`generate.lm-weight` is 0.1, which has no effect without generate.lm-path",
+    "generate: {lenpen: 2, unnormalized: true}\ntune: null": "which has no effect beside generate.unnormalized",
+    "generate: {required-batch-size-multiple: 8}": "with which fairseq leaves out the last sentences",
+    "generate: {num-shards: 2}": "`generate.num-shards` is 2, with which fairseq reads a part of the text",
+    "generate: {distributed-world-size: 2}": "with which fairseq reads a part of the text",
+    "generate: {memory-efficient-fp16: true}": "and a search has its precision from scripts.generate --precision",
+    "generate: {dataset-impl: raw}": "`generate.dataset-impl` is raw, and the binarised text is mmap",
+    "generate: {checkpoint-suffix: x}": "`generate.checkpoint-suffix` is x, and no stage looks for checkpoints of",
+    "generate: {scoring: wer}": "the search of the section `generate`: Please install editdistance",
+    "generate: {model-overrides: '{dropout'}": "the search of the section `generate`: '{' was never closed",
+    "generate: {source-lang: de, target-lang: en}": "`generate.source-lang` is de, and the other stages go from en",
+    "generate: {task: translation_lev}": "`generate.task` is translation_lev, which is not what the model is trained",
     "generate: {post-process: sentencepiece}": "is sentencepiece, and debian_en_de is cut into units of subword_nmt",
-    "generate: {post-process: null}": "join to words; set generate.post-process: subword_nmt",
+    "generate: {post-process: null, remove-bpe: letter}": "`generate.remove-bpe` and `generate.post-process` are one",
+    "generate: {remove-bpe: '@@'}": "`generate.post-process` is @@, and debian_en_de is cut into units of subword",
+    "generate: {post-process: null}": "is left out, and debian_en_de is cut into units of subword_nmt, which it would",
     "tune: {max-len-b: [10, -3]}": "`tune.max-len-b` is -3, expected a number from 0 on",
     "tune: {beem: [5]}": "`tune.beem` is 5, which fairseq-generate refuses: unrecognized arguments: --beem=5",
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
@@ -121,6 +160,26 @@ MISTAKES = {
     "train: {encoder-attention-heads: 5}": "heads default to --encoder-attention-heads, the dimension to -",
     "train: {encoder-kernel-size-list: [3, 3, 3]}": "has 3 widths [3, 3, 3] for 2 layers",
     "train: {decoder-kernel-size-list: [0, 3]}": "`train.decoder-kernel-size-list` is 0,3, expected a number from",
+    "train: {best-checkpoint-metric: bleu}": "expected one of loss, nll_loss, ppl, which a validation report",
+    "train: {best-checkpoint-metric: accuracy}": "and accuracy train.report-accuracy: true",
+    f"train: {{best-checkpoint-metric: bleu, {EVAL_BLEU}}}": "of which more is better, and the worst checkpoint would",
+    "train: {maximize-best-checkpoint-metric: true}": "is loss, of which less is better: the worst checkpoint would",
+    "train: {eval-bleu: true}": "`train.eval-bleu-remove-bpe` is left out, and debian_en_de is in units of subword_n",
+    f"train: {{{EVAL_BLEU}, eval-bleu-args: '{{\"max-len-a\": 1}}'}}": "fairseq's search passes max-len-a over",
+    f"train: {{{EVAL_BLEU}, eval-bleu-args: beam}}": "build the model of `train`: Expecting value",
+    "train: {disable-validation: true, patience: 5}": "`train.patience` is 5, which has no effect without validation",
+    "train: {disable-validation: true, keep-best-checkpoints: 5}": "`train.keep-best-checkpoints` is 5, which has no",
+    f"{BY_EPOCH}\ntrain: {{validate-interval: 10, {FIVE_EPOCHS}}}": "training ends after 5 epochs: without a valid",
+    "train: {no-save: true}": "`train.no-save` is true, so that the training would leave nothing behind",
+    "train: {no-last-checkpoints: true}": "`train.no-last-checkpoints` is true, and a training goes on from",
+    "train: {save-async: true}": "`train.save-async` is true, with which there is no checkpoint_last.pt",
+    "train: {checkpoint-suffix: x}": "`train.checkpoint-suffix` is x, and no stage looks for checkpoints of such",
+    "train: {finetune-from-model: no.pt}": "`train.finetune-from-model` is no.pt, expected the file of a checkpoint",
+    "train: {reset-dataloader: true}": "`train.reset-dataloader` is true, with which a training that goes on after",
+    "train: {no-save-optimizer-state: true}": "a training that goes on after an interruption forgets what it had",
+    "train: {memory-efficient-bf16: true}": "beside the same `precision`, here fp32; set that, or take it out",
+    "train: {source-lang: de, target-lang: en}": "`train.source-lang` is de, and the other stages go from en to de",
+    "train: {dataset-impl: lazy}": "`train.dataset-impl` is lazy, and the binarised text is mmap",
     "train: {criterion: adaptive_loss, ddp-backend: legacy_ddp}": "for a model with an adaptive softmax",
     "train: {lr-scheduler: fixed}": "unrecognized arguments: --lr-period-updates=30",
     "train: {share-all-embeddings: 3}": "`train.share-all-embeddings` is 3, which fairseq-train refuses: ",
@@ -147,8 +206,21 @@ def test_a_model_that_reads_words_is_built(tmp_path, data):
         said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
 
 
-def test_units_are_joined_by_whichever_name(tmp_path):
-    assert said(tmp_path, "generate: {post-process: null, remove-bpe: true}") == ""
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "generate: {remove-bpe: true}",
+        "generate: {post-process: '@@ '}",
+        "generate: {sampling: true, sampling-topk: 5, beam: 1}\nspeed: null",
+        "generate: {diverse-beam-groups: 2, print-step: true, no-repeat-ngram-size: 3, scoring: sacrebleu}",
+        "generate: {print-alignment: hard, num-shards: 1, model-overrides: \"{'dropout': 0.1}\"}",
+        f"train: {{best-checkpoint-metric: bleu, {EVAL_BLEU}, maximize-best-checkpoint-metric: true}}",
+        "train: {best-checkpoint-metric: accuracy, report-accuracy: true, maximize-best-checkpoint-metric: true}",
+        "train: {best-checkpoint-metric: ppl, patience: 5, keep-best-checkpoints: 3}",
+    ],
+)
+def test_what_fairseq_does_is_not_refused(tmp_path, changes):
+    assert said(tmp_path, changes) == ""
 
 
 def test_generation_reads_lines_as_long_as_training_does(tmp_path):
@@ -163,9 +235,23 @@ def test_the_baseline_of_the_speed_is_checked_too(tmp_path):
         said(tmp_path, "speed: {baseline: other.yaml}")
 
 
-def test_the_flags_of_a_language_model_are_those_of_its_own_commands(tmp_path):
-    with pytest.raises(UserError, match=r"`generate\.beam` is 4, which fairseq-eval-lm refuses: unrecognized"):
-        said(tmp_path, "generate: {beam: 4}", base=LANGUAGE_MODEL)
+OF_LANGUAGE_MODELS = {
+    "generate: {beam: 4}": "`generate.beam` is 4, which fairseq-eval-lm refuses: unrecognized",
+    "train: {eval-bleu: true}": "`train.eval-bleu` is true, which fairseq-train refuses: unrecognized",
+    "train: {best-checkpoint-metric: nll_loss}": "expected one of loss, ppl, which a validation reports",
+    "generate: {post-process: subword_nmt}": "is subword_nmt, and debian_lm is in whole words; take it out",
+    "generate: {num-shards: 2}": "`generate.num-shards` is 2, with which fairseq reads a part of the text",
+    "score: {metric: bleu}": "`score.metric` is bleu; language models have score: {metric: perplexity}, others",
+    "dataset: debian_en_de": "`score.metric` is perplexity, and debian_en_de is of en and de",
+    "dataset: gbw\ngenerate: {post-process: letter}": "is letter, expected subword_nmt or sentencepiece",
+}
+
+
+@pytest.mark.parametrize("changes", OF_LANGUAGE_MODELS)
+def test_the_flags_of_a_language_model_are_those_of_its_own_commands(tmp_path, changes):
+    with pytest.raises(UserError) as refused:
+        said(tmp_path, changes, base=LANGUAGE_MODEL)
+    assert OF_LANGUAGE_MODELS[changes] in str(refused.value)
 
 
 # settings that are too small, where the line is that is too long for them, and the setting that is named

@@ -21,8 +21,6 @@ DEFAULTS = {
     "no_epoch_checkpoints": False,
     "validate_after_updates": 0,
     "disable_validation": False,
-    "no_save": False,
-    "no_last_checkpoints": False,
     "update_freq": [1],
     "skip_remainder_batch": False,
 }
@@ -73,8 +71,6 @@ def test_what_is_there_is_taken():
         (config(by="epoch"), {"keep_last_epochs": 2}, "kept 2; ask for fewer, or change train.save-interval (1), "),
         (config(last=0), {"disable_validation": True}, "`train.disable-validation` leaves none; change it, or add"),
         (config(last=0), {AFTER: 50}, "`train.validate-after-updates` leaves none; change it, or add `average"),
-        (config(), {"no_save": True}, "`train.no-save` is true, but the training would leave nothing behind"),
-        (config(), {"no_last_checkpoints": True}, "`train.no-last-checkpoints` is true, but a training goes on from"),
     ],
 )
 def test_what_will_be_missing_is_said_with_what_to_change(settings, args, said):

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.pipeline.config import flags, load_config, merge
+from scripts.pipeline.config import OTHER_NAMES, flags, load_config, merge
 
 GOOD = "dataset: toy\nseeds: [3]\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
 
@@ -42,6 +43,20 @@ def test_the_tokens_of_an_update_decide_a_training_and_how_they_are_shared_out_d
     known = training("tokens: 100, max-tokens: 50")
     assert known == training("tokens: 100, max-tokens: 25")
     assert known != training("tokens: 200, max-tokens: 50")
+
+
+def test_a_flag_is_read_under_all_of_fairseqs_names(tmp_path):
+    from fairseq import options
+
+    parsers = (options.get_training_parser(), options.get_generation_parser(), options.get_eval_lm_parser())
+    several = [action.option_strings for parser in parsers for action in parser._actions]
+    names = [[name[2:] for name in each if re.fullmatch("--[a-z-]+", name)] for each in several]
+    assert {second: first for first, *others in filter(None, names) for second in others} == OTHER_NAMES
+    write(tmp_path, GOOD + "generate: {post-process: subword_nmt, batch-size: 8}\n", "base.yaml")
+    config = load_config(write(tmp_path, "base: base.yaml\ngenerate: {remove-bpe: null, max-sentences: 4}\n"))
+    assert config.generate == {"post-process": None, "batch-size": 4}
+    with pytest.raises(UserError, match=r"`generate\.max-sentences` and `generate\.batch-size` are one flag"):
+        load_config(write(tmp_path, GOOD + "generate: {max-sentences: 4, batch-size: 8}\n"))
 
 
 def test_flags_of_each_kind_of_value():

@@ -1,6 +1,5 @@
 """The tokens of an update and the launch on any number of devices."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from scripts.common.errors import UserError
 from scripts.fairseq_io import devices
 from scripts.fairseq_io.commands import train_command
-from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, launcher, reserve_gpus
+from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, launcher
 from scripts.pipeline.config import Config
 
 
@@ -40,7 +39,7 @@ def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, 
 
 @pytest.fixture
 def four_gpus(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: (("GPU-a", "GPU-b", "GPU-c", "GPU-d"), True))
+    monkeypatch.setattr(devices, "_installed", lambda: (4, True))
 
 
 @pytest.mark.usefixtures("four_gpus")
@@ -59,7 +58,7 @@ def test_all_gpus_are_taken_unless_fewer_are_asked_for():
 
 
 def test_gpus_that_slurm_gave_and_torch_does_not_see_are_no_reason_to_train_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: ((), False))
+    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
     with pytest.raises(UserError, match="SLURM gives this machine 8 GPUs, and torch sees none"):
@@ -69,33 +68,13 @@ def test_gpus_that_slurm_gave_and_torch_does_not_see_are_no_reason_to_train_on_t
 
 
 def test_on_a_cpu_one_process_is_the_default_and_more_take_a_core_each(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: ((), False))
+    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
     monkeypatch.setattr(devices, "available_cores", lambda: 4)
     for asked, count in ((2, 2), (9, 4)):
         assert find_devices(cpu_processes=asked) == Devices(gpu=False, count=count)
         assert find_devices(1, cpu_processes=asked) == Devices(gpu=False, count=1)
     assert find_devices() == Devices(gpu=False, count=1)
     assert find_devices(3) == Devices(gpu=False, count=3)
-
-
-@pytest.mark.usefixtures("four_gpus")
-def test_runs_that_want_some_of_the_gpus_take_different_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "LOCKS", tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with reserve_gpus(1):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        with reserve_gpus(2):
-            assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,2"
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-            with pytest.raises(UserError, match="other runs leave 1 of 4 GPUs"), reserve_gpus(2):
-                pass
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
-    with reserve_gpus(3):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3"
-    assert {path.name for path in tmp_path.iterdir()} == {f"lightconv-gpu-{os.getuid()}-GPU-{a}.lock" for a in "abcd"}
-    with reserve_gpus(None):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "7,5,3,1"
 
 
 def test_how_processes_are_started():
@@ -116,12 +95,12 @@ def test_how_processes_are_started():
 
 def test_a_driver_that_is_too_old_is_said(monkeypatch, capsys):
     said = "CUDA initialization: The NVIDIA driver on your system is too old"
-    answer = subprocess.CompletedProcess([], 0, "[false, []]\n", f"cuda.py:1: UserWarning: {said}\n  return _C()\n")
+    answer = subprocess.CompletedProcess([], 0, "[0, false]\n", f"cuda.py:1: UserWarning: {said}\n  return _C()\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
-    assert devices._installed.__wrapped__() == ((), False)
+    assert devices._installed.__wrapped__() == (0, False)
     assert capsys.readouterr().err == f"note: torch sees no GPU. {said}\n"
 
 
 def test_what_torch_is_asked_is_answered():
     """In a process of its own."""
-    assert len(devices._installed()[0]) == torch.cuda.device_count()
+    assert devices._installed()[0] == torch.cuda.device_count()

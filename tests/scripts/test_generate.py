@@ -69,7 +69,7 @@ def test_lines_come_back_in_the_order_of_the_corpus(sentences, rng):
     assert files["hypotheses.tok"] == [texts[2] for texts in sentences]
 
 
-@pytest.mark.parametrize("symbol", ["subword_nmt", "sentencepiece", None])
+@pytest.mark.parametrize("symbol", ["subword_nmt", "@@ ", "sentencepiece", None])
 @given(st.lists(st.sampled_from(["a", "na@@", "\u2581ve", "@@", "\u2581", "ï", "<unk>"]), max_size=6))
 def test_prepared_lines_are_joined_as_fairseq_joins_units(tmp_path_factory, symbol, units):
     folder = tmp_path_factory.mktemp("prepared")
@@ -103,6 +103,8 @@ def test_speed_and_bleu_are_fairseqs_own():
 
 
 def test_output_that_is_not_whole_is_refused():
+    with pytest.raises(UserError, match=r"wrote H-3 in bytes that are not UTF-8: .*a\\udcff"):
+        collect(printed(3, ("a", "b", "a\udcff")))
     with pytest.raises(UserError, match="H-1 twice"):
         collect([*three(), "H-1\t-0.1\tx"])
     lacking = [line for line in three() if not line.startswith("H-2")]

@@ -164,7 +164,8 @@ SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
 
 def test_languages_without_blanks_have_tokenisers_of_their_own():
     names = {"de": "13a", "zh": "zh", "zh_CN": "zh", "ja": "ja-mecab", "ja_JP": "ja-mecab", "ko": "ko-mecab"}
-    names |= {"th": "char", "my": "char"}
+    names |= {"th": "char", "my": "char", "kor_Hang": "ko-mecab", "jpn": "ja-mecab", "zho_Hant": "zh", "yue": "zh"}
+    names |= {"lao_Laoo": "char", "xyz_Khmr": "char", "eng_Latn": "13a", "zh_Latn": "13a", "xyz": "13a"}
     assert {language: tokeniser(language) for language in names} == names
 
 

@@ -1,11 +1,16 @@
 """Two files of one's own become a dataset and a configuration that the other commands take."""
 
+import os
 import random
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fairseq.data.data_utils import post_process
 
 from data_prep.dataset import load_dataset
 from data_prep.prepare import prepare
@@ -13,11 +18,13 @@ from data_prep.steps.plan import plan
 from data_prep.text.clean import count_words, pair_filter
 from scripts import own_text
 from scripts.common.errors import UserError
-from scripts.common.files import read_json
+from scripts.common.files import read_json, read_lines
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
 from scripts.pipeline.config import flags, load_config
+from scripts.scoring.detokenise import detokenise
+from scripts.scoring.metrics import measures
 
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 WORDS = {
@@ -99,6 +106,15 @@ def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
     assert config.average["last"] * config.train["save-interval-updates"] <= config.train["max-update"]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "gpu", "said"),
+    [(851, False, "600  # some 39"), (100_000, False, "9200  # some 5 "), (10_000_000, True, "100000  # some 1.4 ")],
+)
+def test_the_passes_over_the_text_are_said_as_they_are(pairs, gpu, said):
+    sides = [own_text.Side(Path("a"), side, lines=pairs, words=[20] * 100) for side in ("de", "en")]
+    assert f"max-update: {said}" in own_text.config_text("mine", (sides[0], sides[1]), gpu=gpu)
+
+
 def test_words_that_are_others_to_yaml(checkout, call):
     config = load_config(call(*corpus(checkout, "de", 20), source="no", name="2024"))
     dataset = load_dataset(str(checkout / "data_prep" / "datasets" / "2024.yaml"))
@@ -146,6 +162,7 @@ def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
     prepare(load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
     said = capsys.readouterr().out
     assert "note: clean dropped 10 of 40 lines of train (25%): length ratio of 3.5 or more: 10. The first:\n" in said
+    assert re.search(r"note: \d lines validate and \d test: too few to tell two models apart \(200 or more do\)", said)
     assert said.count(" | x | length ratio of 3.5 or more") == 3
     (entry,) = [each for each in read_json(checkout / "out" / "counts.json")["steps"] if each["step"] == "clean"]
     assert len(entry["examples"]) == 3
@@ -158,6 +175,7 @@ def test_what_cannot_be_is_said(checkout, call):
     call(chinese, english, "zh", name="there")
     for src, tgt, source, name, said in (
         (english, chinese, "zh", "mine", "given as zh, but its letters are Latin"),
+        (english, chinese, "rus_Cyrl", "mine", "given as rus_Cyrl, but its letters are Latin"),
         (chinese, short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
         (chinese, english, "de.x", "mine", r"the language 'de\.x', expected letters, digits, _ and -, such as en"),
         (chinese, english, "zh", "raw", "NAME is 'raw'"),
@@ -186,3 +204,68 @@ def test_a_training_on_gpus_keeps_the_checkpoints_that_are_averaged(pairs, check
     load_plugin()
     args = training_arguments(flags(config.train))
     assert check_checkpoints(config, args, lambda epoch: int(pairs * 20 * 1.4 * 1.5 / 4000)) is None
+
+
+SENTENCES = {
+    "am": "ሰላም፣ ዓለም። ይህ «አጭር» ጽሑፍ ነው፤ ቁጥሩ፦",
+    "arb_Arab": "مرحبًا، يا عالم! هل هذا «نصٌّ قصير»؟ الرقم:",
+    "ben_Beng": "বিদ্যালয়ের ছাত্রেরা বাংলা পড়ে। এটি কি ‘ছোট’ বাক্য?",
+    "cat_Latn": "L'avi col·lecciona “llibres” d'art; l’home, no.",
+    "fas": "می‌خواهم کتاب‌ها را بخوانم؛ آیا «کوتاه» است؟",
+    "fra_Latn": "L'été est là, m. Dupont ; 5, aujourd'hui.",
+    "he": 'בית־ספר של צה"ל, ת״א וג\'ירפה: "שלום!"',
+    "hin_Deva": "क्षत्रिय विद्यार्थी हिन्दी पढ़ते हैं। क्या यह “छोटा” वाक्य है?",
+    "hye": "Ինչո՞ւ է այսպես։ Բարև՛, «աշխարհ»։",
+    "ja": "これは「短い文」です。５ｍ²の部屋、½と…。",
+    "ka": "გამარჯობა, „მსოფლიო“! ეს მოკლე ტექსტია.",
+    "khm": "សួស្តីពិភពលោក។ នេះជាប្រយោគខ្លីៗ",
+    "kor_Hang": "안녕하세요, 세계! 이것은 “짧은” 문장입니다.",
+    "mal_Mlym": "മലയാളം വിദ്യാർത്ഥികൾ ന്‍റെ കേരളത്തില്‍ ആണ്.",
+    "my": "မြန်မာစာသည် လှပသည်။ ကျောင်းသို့၊ သွားသည်။",
+    "rus": "Привет, «мир»! Это т. е. короткий „текст“ — не более.",
+    "sin_Sinh": "ශ්‍රී ලංකාව ලස්සන රටකි. සිංහල භාෂාව, ක්‍රමය.",
+    "srp_Cyrl": "Здраво, „свете”! Његов џак је овде.",
+    "srp_Latn": "Zdravo, „svete”! Njegov džak je ovde.",
+    "ta": "தமிழ் மொழி வாழ்க! இது ‘சிறிய’ வாக்கியம்.",
+    "tha": "นี่คือประโยคสั้นๆ ที่ไม่มีช่องว่าง ฯ",
+    "tur_Latn": "İstanbul'da ISPARTA'lı ılık içecek var; \"çok güzel\".",
+    "uk": "Комп'ютер і м’ясо об'єднані: «так».",
+    "vi": "Xin chào, thế giới! Đây là “câu ngắn”.",
+    "zho_Hant": "你好，世界！這是「短句」：約翰·史密斯買了５ｍ²（½）……",
+}
+"""With the marks, joiners and quotes of the script, and characters that NFKC would change."""
+
+
+@pytest.mark.parametrize(
+    "cut", ["sentencepiece: {units: 200, fewer: true}", "bpe: {merges: 20}"], ids=lambda cut: cut[:3]
+)
+@pytest.mark.parametrize("target", SENTENCES)
+def test_a_perfect_translation_scores_100(target, cut, checkout, call):
+    """The text of the test set as it is prepared, its units joined and its words written as people do."""
+    raw = checkout / "raw"
+    raw.mkdir()
+    for name, text in (("en", "line"), (target, SENTENCES[target])):
+        (raw / f"train.{name}").write_text("".join(f"{text} {n}\n" for n in range(60)), encoding="utf-8")
+    call(raw / "train.en", raw / f"train.{target}", "en", target)
+    path = checkout / "data_prep" / "datasets" / "mine.yaml"
+    text = re.sub("_percent: [0-9]+", "_percent: 20", path.read_text(encoding="utf-8"))
+    cut = cut if cut.startswith("sentence") else "tokenise: {escape: false}\n  - " + cut
+    path.write_text(re.sub("sentencepiece: .*", cut, text), encoding="utf-8")
+    prepare(dataset := load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
+    units, references = (read_lines(checkout / "out" / name / f"test.{target}") for name in (".", "raw"))
+    joined = [post_process(line, dataset.units) for line in units]
+    found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
+    back = detokenise(joined, target, dataset)
+    assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
+
+
+@pytest.mark.parametrize("command", ["scripts.own_text", "data_prep", "scripts.reproduce"])
+def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(command, tmp_path):
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", command, "x"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the package yaml is not installed for ")
+    assert "scripts/setup.sh" in done.stderr
+    assert "'.[fairseq,recipes]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ import torch
 
 from scripts import pretrained
 from scripts.common.errors import UserError
-from scripts.common.lock import output_lock
+from scripts.common.outputs import lock
 from scripts.common.process import ask_python
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
@@ -30,7 +30,7 @@ MODEL = MODELS[NAME]
 CONVERT = pretrained.convert
 ARCHIVE = MODEL.archive
 OTHER = "lightconv.no_glu.iwslt14.de-en"
-FILES = ["bpecodes", "dict.en.txt", "dict.zh.txt", "manifest.json", "model.pt"]
+FILES = ["dict.en.txt", "dict.zh.txt", "en.code", "manifest.json", "model.pt", "zh.code"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def model() -> bytes:
 @pytest.fixture(scope="module")
 def shelf(model, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shelf")
-    words = {"dict.zh.txt": b"", "dict.en.txt": b"", "bpecodes": b"#version: 0.2\n"}
+    words = {name: b"" if "dict" in name else b"#version: 0.2\n" for name in FILES if "m" not in name}
     files = {"./wmt17/model.pt": model, **{f"./wmt17/{name}": content for name, content in words.items()}}
     pack(folder / ARCHIVE, files)
     return folder
@@ -181,7 +181,7 @@ def bomb(kind: str) -> Iterator[bytes]:
     ("kind", "message"),
     [
         ("large", " would unpack to 6,291,456 bytes or more, expected at most 5,000,000"),
-        ("hard links", ": member 0.pt is a hard link to ./model.pt"),
+        ("hard links", " unpacks to more than 5,000,000 bytes"),
         ("sparse", " would unpack to 10,000,000,000,000 bytes or more, expected at most 5,000,000"),
         ("sparse without a map", " is damaged or cut short"),
         ("packed once more", " unpacks to more than 5,000,000 bytes"),
@@ -199,6 +199,67 @@ def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(tmp_path,
     with pytest.raises(UserError, match=f"{ARCHIVE}{message}"):
         pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
+
+
+@pytest.mark.usefixtures("quick")
+def test_links_and_folders_within_an_archive_are_followed(tmp_path, capsys):
+    files: dict[str, bytes | str] = {
+        "a/model.pt": b"1",
+        "a/bpe/zh.code": b"2",
+        "old/zh.code": b"3",
+        "a/zh.code": "bpe/zh.code",
+        "a/en.code": "../c/link",
+        "c/link": "joint",
+        "c/joint": b"4",
+        "a/train.log": "/var/log/messages",
+        "a/loop": "loop",
+        "a/out": "../../x",
+    }
+    with tarfile.open(tmp_path / ARCHIVE, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            if isinstance(content, bytes):
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+            else:
+                member.type, member.linkname = tarfile.SYMTYPE, content
+                archive.addfile(member)
+    pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
+    said = capsys.readouterr().out
+    found = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("[!.]*") if path.suffix != ".json"}
+    assert found == {"model.pt": b"1", "zh.code": b"2", "en.code": b"4", "link": b"4", "joint": b"4"}
+    for line in ("train.log, a link to /var/log/messages", "loop, a link to a/loop", "out, a link to ../x"):
+        assert f"left out a/{line}, which is no file in it" in said
+    assert "BPE codes of zh: zh.code" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "zh", "en"),
+    [
+        ("zh.code en.code", "zh.code", "en.code"),
+        ("zh.code en.code bpecodes dict.zh.txt model.pt", "zh.code", "en.code"),
+        ("en.code bpecodes", "bpecodes", "en.code"),
+        ("codes.zh zh.code code", "codes.zh", "code"),
+        ("bpe.32000.zh en.bpe.codes", "bpe.32000.zh", "en.bpe.codes"),
+        ("sentencepiece.bpe.model", "sentencepiece.bpe.model", "sentencepiece.bpe.model"),
+        ("spm.zh.model codes", "spm.zh.model", "codes"),
+        ("code bpecodes", "has different codes, bpecodes, code, .* as codes.zh$", "as codes.en$"),
+        ("dict.zh.txt model.pt encode.py zh", "no BPE codes .* of zh in .*; put the file there as codes.zh$", "of en"),
+    ],
+)
+def test_a_language_s_own_codes_come_first(tmp_path, names, zh, en):
+    for name in names.split():
+        (tmp_path / name).write_text(name)
+    for language, expected in (("zh", zh), ("en", en)):
+        if expected in names:
+            assert pretrained.codes_file(language, tmp_path / "none", tmp_path).name == expected
+        else:
+            with pytest.raises(UserError, match=expected):
+                pretrained.codes_file(language, tmp_path)
+    for name in names.split():
+        (tmp_path / name).write_text("the same")
+    if "different" in zh:
+        assert pretrained.codes_file("zh", tmp_path).name == "bpecodes"
 
 
 @pytest.mark.usefixtures("quick")
@@ -226,7 +287,7 @@ def test_missing_files_and_other_folders(site, shelf, tmp_path):
         pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=str(shelf))
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("x")
-    with pytest.raises(UserError, match="which this project did not write there: chapter1"):
+    with pytest.raises(UserError, match="what this project did not write there as it is now: chapter1"):
         pretrained.get(MODEL, out=tmp_path / "thesis", origin=str(shelf))
     assert (tmp_path / "thesis" / "chapter1").exists()
 
@@ -256,9 +317,9 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
 
 def test_two_runs_never_fetch_into_one_folder(shelf, tmp_path, monkeypatch):
     out = tmp_path / "model"
-    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("sys.argv", ["pretrained", "get", NAME, "--from", str(shelf), "--out", str(out)])
-    with output_lock(out), pytest.raises(UserError, match=r"another run .* is at work in .*model; wait until"):
+    with lock(out), pytest.raises(UserError, match=r"another run is at work in .*model; wait until"):
         pretrained.main()
     assert not out.exists()
 

@@ -1,9 +1,13 @@
 """The published models: their table, what they must be, and their scores beside the paper's."""
 
+import re
+import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from data_prep.binarise import binarise
@@ -14,7 +18,16 @@ from lightconv_plugin import convert
 from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.pipeline.config import load_config
-from scripts.pretrained import check_model, configuration, each_archive, outcome, read_published, report, score
+from scripts.pretrained import (
+    Published,
+    check_model,
+    configuration,
+    each_archive,
+    outcome,
+    read_published,
+    report,
+    score,
+)
 from scripts.tables.published import CONFIGS, read_tables
 from tests.scripts.published_server import TEST_LINES, published
 
@@ -89,15 +102,16 @@ def test_the_table():
     assert lines[5:] == [f"{JOINED}: tok:none"]
 
 
+def convert_here(source: Path, out: Path) -> str:
+    convert.main([str(source), str(out)])
+    return ""
+
+
 @pytest.fixture
 def in_process(monkeypatch) -> None:
     """Conversion in this process: fairseq is here already."""
 
-    def quick(source: Path, out: Path) -> str:
-        convert.main([str(source), str(out)])
-        return ""
-
-    monkeypatch.setattr(pretrained, "convert", quick)
+    monkeypatch.setattr(pretrained, "convert", convert_here)
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -116,6 +130,56 @@ def test_a_wrong_archive_is_refused_by_name(tmp_path, name, how, message):
     ):
         pretrained.get(read_published(table)[name], out=tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+LIGHT = "lightconv.glu.wmt17.zh-en"
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory) -> tuple[Published, Path]:
+    """A model with its GLU in the encoder alone, as the paper counts it, and its folder."""
+    folder = tmp_path_factory.mktemp("light")
+    with pytest.MonkeyPatch.context() as patch, published(folder, [LIGHT], updates=0) as table:
+        patch.setenv("no_proxy", "*")
+        patch.setattr(pretrained, "convert", convert_here)
+        pretrained.get(read_published(table)[LIGHT], out=folder / "model")
+        return read_published(table)[LIGHT], folder / "model"
+
+
+@pytest.mark.parametrize(
+    ("named", "glus", "fewer", "paper", "taken"),
+    [
+        (True, (1, 0), 0, None, "in the encoder and 30,728 parameters$"),  # its configuration's
+        (True, (1, 0), 1, None, None),
+        (True, (1, 1), 1, None, "on both sides and 30,727"),  # as the name says
+        (True, (0, 1), 1, 0, "in the decoder and 30,727 parameters; the paper has 0M$"),
+        (True, (0, 0), 1, 2, None),
+        (False, (0, 0), 1, None, "nowhere"),
+        (False, (1, 0), 1, None, None),
+    ],
+)
+def test_glus_are_taken_as_the_file_has_them_if_the_count_is_the_paper_s(
+    light, tmp_path, monkeypatch, capsys, named, glus, fewer, paper, taken
+):
+    """No stand-in has the size of a row of the paper; one of 0M is there where a test says so."""
+    model, folder = light
+    shutil.copytree(folder, tmp_path / "model")
+    state = torch.load(folder / "model.pt", weights_only=True)
+    state["cfg"]["model"] |= {"encoder_glu": bool(glus[0]), "decoder_glu": bool(glus[1])}
+    name = "encoder.layers.0.ffn.fc1.bias"
+    state["model"][name] = state["model"][name][fewer:]
+    torch.save(state, tmp_path / "model" / "model.pt")
+    monkeypatch.setattr(pretrained, "paper_count", lambda config: paper)
+    wrong = f"is not the model {LIGHT}: it has GLUs .* parameters, expected GLUs .* or the 30,728 parameters of"
+    with nullcontext() if taken else pytest.raises(UserError, match=wrong):
+        check_model(replace(model, glu=named), tmp_path / "model")
+    assert re.search(taken or "", capsys.readouterr().out.strip())
+
+
+def test_the_paper_s_count_is_that_of_the_tables():
+    counts = {model.name: pretrained.paper_count(model.config) for model in each_archive(MODELS)}
+    assert [count for count in counts.values() if count] == [195, 200, 202, 213, 285, 296]
+    assert counts[LIGHT] == 285
 
 
 @pytest.mark.usefixtures("in_process")

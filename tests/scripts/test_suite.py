@@ -300,7 +300,7 @@ def test_sacrebleu_itself_gives_the_figures_of_the_page_from_the_archive(root, d
 def test_rouge_score_itself_gives_the_figures_of_summaries_from_the_archive(root, dataset, monkeypatch):
     summaries = replace(dataset, kind="rouge")
     assert archive.commands(summaries) == []  # German: it would drop letters
-    monkeypatch.setattr(archive, "moses_language", lambda language: "en")
+    monkeypatch.setattr(archive, "rules_of", lambda language: "en")
     line = archive.commands(summaries)[1].replace("python", shlex.quote(sys.executable), 1)
     assert "/base/seed2/" in line
     found = subprocess.run(line, shell=True, cwd=root, capture_output=True, text=True, check=True).stdout

@@ -1,15 +1,16 @@
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from scripts import train
-from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.lock import output_lock
+from scripts.common.files import write_json
+from scripts.common.outputs import claim, lock
 from scripts.fairseq_io import checkpoints, devices, precision
 from scripts.fairseq_io.inputs import user_dir
 
@@ -31,8 +32,6 @@ print(os.environ.get("FIRST", ""))
 for update in range(start + 1, int(os.environ.get("END_AT", 4)) + 1):
     if str(update) == os.environ.get("BREAK_AT"):
         sys.exit(os.environ.get("WHY", "broken"))
-    if str(update) == os.environ.get("DIE_AT") and start == 0:
-        os.kill(os.getpid(), 9)
     values = {"loss": os.environ.get("LOSS", "2.5"), "ppl": os.environ.get("PPL", "5"), "wps": "1234"}
     print("t t | INFO | train_inner | " + json.dumps(values | {"num_updates": str(update), "wall": "1"}))
     shutil.copyfile(ready[update], out / f"checkpoint_1_{update}.pt")
@@ -105,7 +104,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     for name in ("dict.en.txt", "dict.de.txt", "train.en-de.en.idx", "train.en-de.en.bin"):
         (tmp_path / "data" / name).write_text(name)
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
-    monkeypatch.setattr(devices, "_installed", lambda: ((), False))
+    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(precision, "bf16_unsupported_reason", lambda: None)
@@ -118,8 +117,9 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     place.fail("(?s)fairseq-train ended with status 1.*broken", BREAK_AT="3")
     last = place.out / "checkpoint_last.pt"
     last.write_bytes(last.read_bytes()[:100])  # as a kill during fairseq's copy leaves it
+    place.fail(r"cannot go on from .*cut short.* whole checkpoint is checkpoint_1_2.pt \(2 updates\)")
+    shutil.copy(place.out / "checkpoint_1_2.pt", last)
     said = place.train()
-    assert "Going on from checkpoint_1_2.pt (2 updates)" in said
     assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in said
     assert (place.facts["updates"], place.facts["parameters"], place.facts["backend"]) == (4, 1000, None)
     assert place.each_update_is_in_the_log()
@@ -128,18 +128,10 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*given}
 
 
-def test_a_training_that_dies_on_its_way_goes_on_by_itself(place):
-    said = place.train(DIE_AT="3")
-    assert "fairseq-train was killed by SIGKILL" in said
-    assert "going on from the last checkpoint" in said
-    assert place.each_update_is_in_the_log()
-    assert place.count("num. shared model params") == 2
-
-
 def test_two_trainings_never_share_a_folder(place, monkeypatch):
-    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.0)
-    with output_lock(place.out):
-        place.fail(r"another run .* is at work in .*checkpoints; wait until it has ended")
+    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.0)
+    with lock(place.out):
+        place.fail(r"another run is at work in .*checkpoints; wait until it has ended")
     assert not place.out.exists()
 
 
@@ -152,20 +144,18 @@ def test_a_log_without_a_checkpoint_starts_anew(place):
 def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
     dictionary, index = (place.data / name for name in ("dict.en.txt", "train.en-de.en.idx"))
     place.train()
+    refused = r"other settings or data: change these back to go on, or .*\(mv \S+ \S+\.old\) to train anew"
     place.config(CONFIG.replace("0.1", "0.2"))
-    assert "kept as checkpoints.1.old" in place.fail("broken", BREAK_AT="3")
-    assert (place.folder / "checkpoints.1.old" / "train.json").exists()
-    dictionary.write_text("other words")
-    assert "kept as checkpoints.2.old" in place.train()
-    index.write_text(index.name.upper())  # of the same size
-    assert "kept as checkpoints.3.old" in place.train()
-    index.write_text(index.name)
-    dictionary.write_text(dictionary.name)
+    with pytest.raises(UserError, match=refused):
+        place.train()
     place.config()
-    assert "checkpoints.1.old was made with just these settings and data: taken back" in place.train()
+    for path, text in ((dictionary, "other words"), (index, index.name.upper())):  # the one of the same size
+        path.write_text(text)
+        with pytest.raises(UserError, match=refused):
+            place.train()
+        path.write_text(path.name)
+    place.train()
     assert place.count("arguments:") == 2
-    assert not (place.folder / "checkpoints.1.old").exists()
-    assert (place.folder / "checkpoints.4.old").exists()
 
 
 @pytest.mark.parametrize("scheduler", ["inverse_sqrt", "cosine"])  # cosine's rate depends on max-update
@@ -177,13 +167,18 @@ def test_a_higher_limit_goes_on_where_the_learning_rate_allows_it(place, schedul
     limit(2)
     place.train(END_AT="2")
     limit(4)
-    said = place.fail("broken", BREAK_AT="3" if goes_on else "1")  # the facts of the shorter one are gone
-    assert ("were made with max-update 2: going on" in said + place.train()) == goes_on
-    assert (place.folder / "checkpoints.1.old").exists() != goes_on
-    assert place.count("num. shared model params") == (3 if goes_on else 1)
+    refused = "were made with other settings or data"
+    if not goes_on:
+        with pytest.raises(UserError, match=refused):
+            place.train()
+        return
+    said = place.fail("broken", BREAK_AT="3")  # the facts of the shorter one are gone
+    assert "were made with max-update 2: going on" in said + place.train()
+    assert place.count("num. shared model params") == 3
     assert place.each_update_is_in_the_log()
-    limit(3)  # a lower one begins anew
-    assert "were made with other settings or data: kept as" in place.train()
+    limit(3)
+    with pytest.raises(UserError, match=refused):
+        place.train()
 
 
 DIVERGED = r"diverged: the train_inner {} became {} at update 1; lower train\.lr"
@@ -241,11 +236,6 @@ def test_what_concerns_a_person_is_shown_once(place):
     assert "update 2: valid loss 3.500, perplexity 11.3" in said
 
 
-def test_a_full_disk_is_not_trained_against_again(place):
-    said = place.fail("No space left on device", BREAK_AT="3", WHY="cannot be written: No space left on device")
-    assert "going on from the last checkpoint" not in said
-
-
 def by_hand(place: Place) -> None:
     place.out.mkdir()
     (place.out / "checkpoint_last.pt").write_text("by hand")
@@ -278,10 +268,12 @@ def test_fp16_without_a_gpu_becomes_float32(place):
     assert "--cpu" in place.log
     with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
         place.train("--precision=fp16")
+    shutil.rmtree(place.out)
     place.train("--precision=bf16")  # which is another training
     assert place.facts["precision"] == "bf16"
     assert "LIGHTCONV_MATMUL=bf16" in place.facts["command"]
     assert "products: bf16" in place.log
+    shutil.rmtree(place.out)
     place.train("--precision=fp32")
     assert "products: None" in place.log
 
@@ -295,10 +287,9 @@ def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatc
     assert place.facts["precision"] == "bf16"
     assert place.facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
     assert "products: None" not in place.log
+    shutil.rmtree(place.out)
     place.train("--seed=9")  # another training goes by the processor
     assert place.facts["precision"] == "fp32"
-    place.train()  # the first one, taken back
-    assert place.facts["precision"] == "bf16"
 
 
 class Position:
@@ -306,7 +297,7 @@ class Position:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.last = folder, folder / "checkpoint_last.pt"
-        ownership.claim_pattern(folder, self.last.name)
+        claim(folder, "checkpoint*.pt")
 
     def save(self, batches: int, size: int = 1) -> None:
         state = {"epoch": 3, "iterations_in_epoch": batches}
@@ -325,7 +316,7 @@ def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     position.save(30)
     assert position.move(2) == (None, 30)
     assert position.move(6) == ("going on with 6 processes in place of 2, as far into the epoch", 10)
-    of_devices.write_text('{"devices": 2}')  # as a kill between the two writes leaves it
+    write_json(of_devices, {"devices": 2})  # as a kill between the two writes leaves it
     assert position.move(6)[1] == 10
     assert position.move(1)[1] == 60
 
@@ -337,7 +328,7 @@ def test_the_place_in_the_text_moves_with_the_tokens_of_a_step(tmp_path):
     assert position.move(2, lambda count: 4000) == (None, 30)  # each of two reads half as much
     said = "going on with 2,000 tokens in a step of all processes, as far into the epoch"
     assert position.move(2, lambda count: 2000) == (said, 60)
-    (tmp_path / checkpoints.DEVICES).write_text('{"devices": 1}')  # of an earlier version
+    write_json(tmp_path / checkpoints.DEVICES, {"devices": 1})  # of an earlier version
     position.save(320)
     assert position.move(16, {1: 4096, 16: 32_768}.__getitem__)[1] == 40
 

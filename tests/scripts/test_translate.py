@@ -26,18 +26,19 @@ from scripts.common.errors import UserError
 from scripts.common.process import python_module
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
-from scripts.fairseq_io.generation import _JOINED, run_generation
+from scripts.fairseq_io.generation import run_generation
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.config import Config
 from scripts.pretrained import codes_file
-from scripts.scoring.detokenise import detokeniser
+from scripts.scoring.detokenise import detokeniser, unit_joiner
 from scripts.translate import Trained, find_trained
 
 pytestmark = pytest.mark.usefixtures("forks")
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+LATIN = ENVIRONMENT | {"PYTHONIOENCODING": "latin-1"}
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs"}
 POSITIONS = 40
 SIZES = [
@@ -222,7 +223,7 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
     for name, model in (("m", best), ("m/seed2", best), ("m/seed1", first)):
         trained = find_trained(data / name)
         assert (trained.model, trained.dictionaries, trained.dataset) == (model, data / "binarised", "iwslt14_de_en")
-        assert codes_file(trained.codes_folder, "de") == data / "prepared/codes"
+        assert codes_file("de", *trained.codes_folders) == data / "prepared/codes"
         assert trained.generate == of_the_config
     settings = {"beam": 4, "lenpen": 0.4}
     write("seed2/hypotheses/generation.json", {"settings": {"seed": 2, "subset": "test", "averaged": "no", **settings}})
@@ -251,7 +252,8 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
     steps = {"subword_nmt": "[tokenise, bpe: {merges: 24}]", "sentencepiece": "[sentencepiece: {units: 30}]"}[parted]
     (tmp_path / "d.yaml").write_text(f"kind: text\nsource: en\ntarget: de\nsteps: {steps}\n")
     dataset = load_dataset(str(tmp_path / "d.yaml"))
-    back, joined = detokeniser("de", dataset), _JOINED[parted]
+    back, joined = detokeniser("de", dataset), unit_joiner(parted)
+    assert joined
     units = (root / "prepared" / "test.en").read_text(encoding="utf-8")
 
     config = Config(run, "toy", str(dataset.file), [3])
@@ -264,13 +266,18 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
     printed = subprocess.run(interactive, input=units.encode(), capture_output=True, check=True).stdout.decode()
     assert [line.split("\t")[2] for line in printed.split("\n") if line.startswith("H-")] == output
 
+    text = [joined(line) for line in units.splitlines()]  # what the model's own codes cut
     export.main([str(checkpoint), str(tmp_path / "onnx")])
-    example = [sys.executable, str(tmp_path / "onnx" / "decode.py"), "--beam", "3", "--max-len-b", "20"]
-    printed = subprocess.run(example, input=units.encode(), capture_output=True, check=True).stdout.decode()
-    assert [joined(line) for line in printed.split("\n")[:-1]] == output
+    for lines, options in ((text, []), (units.splitlines(), ["--units"])):
+        command = [sys.executable, str(tmp_path / "onnx" / "decode.py"), "--beam", "3", "--max-len-b", "20", *options]
+        done = subprocess.run(command, input="\n".join(lines).encode(), capture_output=True, check=True, env=LATIN)
+        printed = done.stdout.decode().split("\n")[:-1]
+        assert (list(map(joined, printed)) if options else printed) == output
     data = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
-    hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data)
-    assert [joined(line) for line in hub.translate(units.splitlines(), beam=3, max_len_b=20)] == output
+    for lines, bpe_option in ((text, {}), (units.splitlines(), {"bpe": None})):
+        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data, **bpe_option)
+        found = hub.translate(lines, beam=3, max_len_b=20)
+        assert (list(map(joined, found)) if bpe_option else found) == output
 
     raw = "".join(" ".join(words) + ".\n" for words in sentences(20)).encode()
     for path in (run, checkpoint):
@@ -309,7 +316,7 @@ def test_the_mark_between_sentences_goes_where_the_dataset_put_it(
     monkeypatch.setattr(translate, "Translator", Model)
     if joined and steps != ["apply_bpe"]:  # whole words need no codes, and that step names its own
         (tmp_path / "codes").touch()
-    trained = Trained(tmp_path / "model.pt", tmp_path, "d", tmp_path, {}, {})
+    trained = Trained(tmp_path / "model.pt", tmp_path, "d", (tmp_path,), {}, {})
     out = io.BytesIO()
     arguments = argparse.Namespace(codes=None, beam=None, lenpen=None, precision="fp32", batch_size=1)
     translate.run([b"x\n"], out, trained, arguments)
@@ -366,7 +373,9 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
     (tmp_path / "manifest.json").write_text('{"name": "dynamicconv.glu.wmt16.en-de"}')
     found = find_trained(tmp_path)
     assert (found.model, found.dictionaries, found.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
-    assert (codes_file(found.codes_folder, "en"), found.generate) == (tmp_path / "code", {})
+    assert codes_file("en", *found.codes_folders) == tmp_path / "code"
+    assert found.generate == {"beam": 5, "lenpen": 0.5, "batch-size": 128}  # of its authors' page
     (tmp_path / "code").unlink()
-    with pytest.raises(UserError, match="--codes"):
-        codes_file(found.codes_folder, "en")
+    arguments = argparse.Namespace(codes=None, beam=None, lenpen=None, precision="fp32", batch_size=1)
+    with pytest.raises(UserError, match=r"of en in .*put the file there as codes\.en, or give it with --codes$"):
+        translate.run([], io.BytesIO(), found, arguments)

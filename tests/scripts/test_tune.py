@@ -35,13 +35,15 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     (tmp_path / "model.yaml").write_text(CONFIG)
     found = {"last1.pt": perplexities[0], "last2.pt": perplexities[1]}
 
-    def evaluated(command: list[str], log: Path) -> SimpleNamespace:
+    def evaluated(command: list[str], log: Path, units: str | None) -> SimpleNamespace:
+        assert units is None  # of debian_lm
         assert "--gen-subset=valid" in command
         model = next(word for word in command if word.startswith("--path="))
         return SimpleNamespace(facts={"perplexity": found[Path(model).name]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
     monkeypatch.setattr(tune, "run_evaluation", evaluated)
+    monkeypatch.setattr(tune, "scores", lambda output: output.facts)
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
     monkeypatch.setattr(sys, "argv", ["tune", str(tmp_path / "model.yaml"), *folders])
     tune.main()

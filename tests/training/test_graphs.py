@@ -1,5 +1,6 @@
 """Updates as graphs, recorded on the CPU, against the same updates one kernel after the other: the same bits."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ POSITIONS = ["--max-source-positions", "16", "--max-target-positions", "16"]
 
 @pytest.fixture
 def graphs(tape, monkeypatch):  # noqa: F811
-    """Have updates captured."""
+    """Have updates captured, also those of trainers with the flag."""
     assert library.load() is None
     for name in ("decide", "adam"):
         monkeypatch.setattr(ending, name, as_operator(getattr(ending, name)))
+    monkeypatch.setattr(trainer, "CapturedTraining", functools.partial(CapturedTraining, capture=False))
     monkeypatch.setattr(trainer, "Updates", lambda *args, **others: Updates(*args, **others | {"capture": True}))
 
 

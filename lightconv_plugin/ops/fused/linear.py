@@ -8,8 +8,6 @@ PyTorch's own products computed so, by oneDNN, which prepares itself anew for ev
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +24,6 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "LIGHTCONV_MATMUL"
 UNITS = ("none", "AVX512-BF16", "AMX")
-
-_sums: dict[int, Tensor] = {}  # of ``adding_up``: by a parameter's id
-
-
-@contextmanager
-def adding_up(parameters: Sequence[Tensor], sums: Sequence[Tensor]) -> Iterator[None]:
-    """Have the products of ``linear`` add the gradients of these weights to ``sums``, of the same shapes.
-
-    autograd is not told of them. For updates that nobody else looks into: no hooks on gradients, no second derivatives.
-    """
-    _sums.update(zip(map(id, parameters), sums, strict=True))
-    try:
-        yield
-    finally:
-        _sums.clear()
-
-
-def updating() -> bool:
-    """Return True within ``adding_up``."""
-    return bool(_sums)
 
 
 def linear(
@@ -64,8 +42,6 @@ def linear(
         if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
             return _relu_linear(x, weight, bias)
         return F.relu(linear(x, weight, bias, packed))
-    if _adds_up(x, weight) or (bias is not None and recorded(bias) and takes("column_sums", x, weight, bias)):
-        return apply(_Linear, x.contiguous(), weight, bias, False, False)  # else copied in both directions
     if packed is None and takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
@@ -75,65 +51,8 @@ def linear(
     return F.linear(x, weight, bias)
 
 
-def linear_beside(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False
-) -> tuple[Tensor, Tensor]:
-    """``linear(x, weight, bias)``, and x for those who read it too, all of them from here.
-
-    In an update the product that gives the gradient of x is added to theirs, which is overwritten.
-
-    Args:
-        relu: return max(0, out) in place of the product.
-    """
-    if _adds_up(x, weight):
-        joined = relu and bias is not None and takes("column_sums", x, weight, bias)
-        out, x = apply(_Linear, x.contiguous(), weight, bias, True, joined)
-        return F.relu(out) if relu and not joined else out, x
-    return linear(x, weight, bias, relu=relu), x
-
-
 def _relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], len(weight))
-
-
-def _adds_up(x: Tensor, weight: Tensor) -> bool:
-    return id(weight) in _sums and x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
-
-
-class _Linear(Function):
-    """Leaves the products to PyTorch, and its further derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Any, beside: bool, relu: bool) -> Any:
-        out = _relu_linear(x, weight, bias) if relu else F.linear(x, weight, bias)
-        ctx.save_for_backward(x, weight, out if relu else None)
-        ctx.sums = _sums.get(id(weight))
-        ctx.set_materialize_grads(False)
-        return (out, x) if beside else out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, beside: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        x, weight, out = ctx.saved_tensors
-        need = ctx.needs_input_grad
-        if grad is None:
-            return beside, *(None,) * 4
-        if recorded(grad, x, weight):
-            grad = grad if out is None else grad * (out > 0)
-            of_x, *others = _gradients_of_linear(grad, x, weight, need)
-            return of_x if of_x is None or beside is None else of_x + beside, *others, None, None
-        rows = _matrix(grad)
-        of_x = of_weight = of_bias = None
-        if out is not None:
-            rows, of_bias = torch.ops.lightconv.relu_backward(rows, _matrix(out))
-        elif need[2]:
-            of_bias = torch.ops.lightconv.column_sums(rows) if takes("column_sums", rows) else rows.sum(dim=0)
-        if need[0]:
-            of_x = (rows @ weight if beside is None else _matrix(beside.contiguous()).addmm_(rows, weight)).view_as(x)
-        if need[1] and ctx.sums is None:
-            of_weight = rows.T @ _matrix(x)
-        elif need[1]:
-            ctx.sums.addmm_(rows.T, _matrix(x))
-        return of_x, of_weight, of_bias, None, None
 
 
 def _gradients_of_linear(

@@ -18,7 +18,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cuda_configure(str sources, str nvrtc, str cache, str fingerprint) -> ()",
-           "cuda_gather(bool begin, int capability=0) -> str",
+           "cuda_gather(bool begin) -> str",
 
            // fused operators, beside the paper's: cpu/fused, cuda/fused
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",
@@ -31,8 +31,6 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "Tensor? y_bias=None) -> (Tensor, Tensor, Tensor)",
            "residual_norm_backward(Tensor grad, Tensor? grad_z, Tensor z, Tensor weight, Tensor stats, float p, "
            "Tensor? seed, bool y_bias=False) -> (Tensor, Tensor, Tensor)",
-           "column_sums(Tensor x) -> Tensor",
-           "relu_backward(Tensor grad, Tensor out) -> (Tensor, Tensor)",
            "update_decide(Tensor norm, Tensor sample_size, Tensor orders, Tensor settings, Tensor(a!) control, "
            "Tensor(b!) outcome) -> ()",
            "adam_step(Tensor(a!) param, Tensor(b!) grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq, Tensor(e!)? weight, "
@@ -60,7 +58,6 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "decoder_block(Tensor x, Tensor[] parameters, Tensor[] packed, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, "
            "Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads, bool gated, bool dynamic, "
            "bool norm_first, float eps) -> Tensor",
-           "cpu_fma(int iterations) -> float",
        })
     m.def(schema);
 }

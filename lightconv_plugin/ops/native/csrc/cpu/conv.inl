@@ -4,7 +4,6 @@
 
 constexpr int64_t kChunk = 128;     // positions of a unit: long against the K - 1 rows that it shares with its neighbours
 constexpr int64_t kChannels = 256;  // channels of a unit: a row that memory gives at full speed; all fits a core's cache
-constexpr int64_t kShuffled = LIGHTCONV_BITS > 128 ? kFewTaps : 0;  // the widest kernels that are put in order, see make_shuffles
 constexpr int64_t kUnits = 64;      // cut finer than that where there are fewer units, for the threads of a large machine
 
 // Memory that a thread keeps from unit to unit, handed out in whole vectors.
@@ -30,13 +29,12 @@ struct Scratch {
   int64_t block;          // numbers of a head's packed rows
   int64_t out_row, kernel_block;
   A *x, *g;               // packed rows: (head, rows, row)
-  A* out;                 // (rows, channels); backward, those of a state before them
+  A* out;                 // (rows, channels); backward, of a state too
   A *kernels, *factors, *used;  // (head, rows, taps): normalised; DropConnect's factors; their product
-  A* wide;                // kernels, one a channel: (K, row); so are, by channel, factors and gradients
+  A* wide;                // kernels, one a channel: (K, row)
   A* light;               // LightConv's with DropConnect: (head, taps)
   A *transposed, *product, *line;
   A* gradients;           // of kernels: (rows, head, taps), or, one a channel, (K, row)
-  Index<A> *by_tap, *by_head;  // see make_shuffles
   uintptr_t end;
 
   Scratch(const Conv& conv, const Units& units, bool backward, Arena arena) {
@@ -53,12 +51,6 @@ struct Scratch {
     line = arena.take<A>(taps * n);
     g = kernels = factors = used = wide = light = transposed = product = gradients = nullptr;
     if (units.wide) wide = arena.take<A>(conv.K * row);
-    by_tap = by_head = nullptr;
-    if (units.by_channel) {
-      factors = arena.take<A>(conv.K * row), gradients = arena.take<A>(conv.K * row);
-      const int64_t shuffles = conv.dynamic ? conv.K * conv.K : 0;
-      by_tap = arena.take<Index<A>>(shuffles), by_head = arena.take<Index<A>>(shuffles);
-    }
     if (units.kernel_rows) {
       kernels = used = arena.take<A>(blocks * kernel_block), light = arena.take<A>(blocks * taps);
       if (conv.dropconnect > 0)
@@ -70,7 +62,7 @@ struct Scratch {
         transposed = arena.take<A>(row * columns);
         product = arena.take<A>(kProductRows * products + n);  // rows are read from any number on
         gradients = arena.take<A>(units.rows * units.heads * taps);
-      } else if (!units.by_channel) {
+      } else {
         gradients = arena.take<A>(conv.K * row);
       }
     }
@@ -82,10 +74,8 @@ template <class A>
 Units units_of(const Conv& conv, bool backward) {
   Units units{};
   const int64_t R = conv.C / conv.H;
-  const bool own_kernels = conv.dynamic || conv.dropconnect > 0;
-  units.wide = conv.dynamic ? R == 1 && conv.K <= kShuffled : R < kLanes<A>;
-  units.by_channel = own_kernels && units.wide;
-  units.kernel_rows = own_kernels && !units.wide;
+  units.kernel_rows = conv.dynamic || conv.dropconnect > 0;
+  units.wide = !units.kernel_rows && R < kLanes<A>;
   units.heads = kChannels / R < 1 ? 1 : kChannels / R < conv.H ? kChannels / R : conv.H;
   int64_t chunk = kChunk;
   for (;; chunk /= 2) {
@@ -223,10 +213,10 @@ void widen(const Conv& conv, const Place& place, const Scratch<A>& scratch) {
   }
 }
 
-// scratch.out, from `out` on, to a tensor (T, B, C), a whole row of the unit's channels at a time.
+// scratch.out to a tensor (T, B, C), a whole row of the unit's channels at a time.
 template <class A, class S>
-void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const A* out,
-            void* tensor) {
+void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, void* tensor) {
+  const A* out = scratch.out;
   const int64_t blocks = units.wide ? 1 : place.heads, width = place.channels / blocks;
   S* to = static_cast<S*>(tensor) + place.row(place.t) * conv.C + place.c;
   const int64_t step = place.row_step * conv.C;
@@ -248,190 +238,6 @@ bool in_place(const Conv& conv, const Units& units, const Place& place) {
   const int64_t width = units.wide ? place.channels : conv.C / conv.H;
   const bool whole = !units.wide || place.heads == units.heads;
   return std::is_same_v<A, S> && whole && width % kLanes<A> == 0;
-}
-
-// ---- Heads narrower than a vector, where each position has kernels of its own (DynamicConv, DropConnect) ----
-
-// Lanes are channels, and a position's kernels lie tap by tap, one a channel: (K, row).
-
-// Numbers by head, K each, to vectors by tap, and back: n heads are K vectors either way, and each vector of the one
-// order is put together from the K of the other.
-template <class A>
-void make_shuffles(int64_t K, Index<A>* by_tap, Index<A>* by_head) {
-  constexpr int n = kLanes<A>;
-  for (int64_t to = 0; to < K; ++to) {
-    for (int64_t from = 0; from < K; ++from, ++by_tap, ++by_head) {
-      for (int l = 0; l < n; ++l) {
-        const int64_t tap = l * K + to, head = to * n + l;  // where lane l's number lies in the other order
-        (*by_tap)[l] = tap / n == from ? n + tap % n : l;  // n + l: lane l of the vector that is added, l: as it was
-        (*by_head)[l] = head % K == from ? n + head / K : l;
-      }
-    }
-  }
-}
-
-template <class A, int K>
-inline Vec<A> put_together(const Vec<A>* from, const Index<A>* shuffles) {
-  Vec<A> v = __builtin_shuffle(from[0], from[0], shuffles[0]);
-#pragma GCC unroll 8
-  for (int i = 1; i < K; ++i) v = __builtin_shuffle(v, from[i], shuffles[i]);
-  return v;
-}
-
-// DropConnect's factors at position t, to scratch.factors: four taps of a block of random words.
-template <class A>
-void factors_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t t) {
-  constexpr int n = kLanes<A>;
-  const uint32_t threshold = least_kept(conv.dropconnect);
-  const A kept = 1 / (1 - static_cast<A>(conv.dropconnect));
-  const uint64_t first_head = static_cast<uint64_t>(place.number(t) * conv.H);
-  for (int64_t v = 0; v < scratch.row; v += n) {
-    for (int64_t block = 0; block * 4 < conv.K; ++block) {
-      uint32_t words[4][n];
-      for (int l = 0; l < n; ++l) {
-        const uint64_t head = first_head + static_cast<uint64_t>(place.c + v + l) * conv.H / conv.C;
-        words[0][l] = static_cast<uint32_t>(head), words[1][l] = static_cast<uint32_t>(head >> 32);
-        words[2][l] = static_cast<uint32_t>(block), words[3][l] = 0;
-      }
-      philox_lanes<n>(words, conv.seed);
-      for (int64_t j = block * 4; j < block * 4 + 4 && j < conv.K; ++j)
-        for (int l = 0; l < n; ++l)
-          scratch.factors[j * scratch.row + v + l] = words[j % 4][l] >= threshold ? kept : 0;
-    }
-  }
-}
-
-// DynamicConv, a head a channel: the kernels of position t, normalised, to scratch.wide.
-template <class A, class S>
-void kernels_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t t) {
-  constexpr int n = kLanes<A>;
-  const int64_t K = conv.K, row = scratch.row;
-  const S* logits = static_cast<const S*>(conv.logits) + (place.row(t) * conv.H + place.head) * K;
-  if (t + kAhead < place.T) ask_for(logits + kAhead * conv.step * conv.H * K, place.heads * K);
-  const int64_t whole = place.heads / n * n;
-  by_taps(K, [&]<int Taps>() {
-    for (int64_t h = 0; h < whole; h += n) {
-      Vec<A> from[Taps];
-#pragma GCC unroll 8
-      for (int i = 0; i < Taps; ++i) from[i] = load_as<A>(logits + h * Taps + i * n);
-#pragma GCC unroll 8
-      for (int j = 0; j < Taps; ++j) store(scratch.wide + j * row + h, put_together<A, Taps>(from, scratch.by_tap + j * Taps));
-    }
-  });
-  for (int64_t j = 0; whole < row && j < K; ++j)
-    for (int64_t h = whole; h < row; ++h) scratch.wide[j * row + h] = h < place.heads ? load(logits[h * K + j]) : 0;
-  if (!conv.softmax) return;
-  for (A* here = scratch.wide; here < scratch.wide + row; here += n) {
-    Vec<A> most = load(here), total{};
-    for (int64_t j = 1; j < K; ++j) {
-      const Vec<A> next = load(here + j * row);
-      most = most > next ? most : next;
-    }
-    for (int64_t j = 0; j < K; ++j) {
-      const Vec<A> e = exp_of(load(here + j * row) - most);
-      total += e;
-      store(here + j * row, e);
-    }
-    const Vec<A> scale = 1 / total;
-    for (int64_t j = 0; j < K; ++j) store(here + j * row, load(here + j * row) * scale);
-  }
-}
-
-template <class A, class S>
-void lay_out_position(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t t) {
-  if (conv.dynamic) kernels_by_channel<A, S>(conv, scratch, place, t);
-  if (conv.dropconnect > 0) factors_by_channel(conv, scratch, place, t);
-}
-
-// Convolves the unit's packed rows to scratch.out.
-template <class A, class S>
-void convolve_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place) {
-  const int64_t row = scratch.row;
-  for (int64_t t = place.t; t < place.t_end; ++t) {
-    lay_out_position<A, S>(conv, scratch, place, t);
-    const int64_t input = t - conv.padding_l;  // what tap 0 reads
-    const int64_t begin = input < place.begin ? place.begin - input : 0;
-    const int64_t end = place.T - input < conv.K ? place.T - input : conv.K;
-    for (int64_t v = 0; v < row; v += kLanes<A>) {
-      const A *x = scratch.x + (input - place.first) * row + v, *w = scratch.wide + v, *factors = scratch.factors + v;
-      Vec<A> total{};
-      if (conv.dropconnect > 0)
-        for (int64_t j = begin; j < end; ++j) total += load(w + j * row) * load(factors + j * row) * load(x + j * row);
-      else
-        for (int64_t j = begin; j < end; ++j) total += load(w + j * row) * load(x + j * row);
-      store(scratch.out + (t - place.t) * scratch.out_row + v, total);
-    }
-  }
-}
-
-// DynamicConv: the gradients of a position's weights, in scratch.gradients, to those of its logits (H, K).
-template <class A, class S>
-void finish_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& place, S* to) {
-  constexpr int n = kLanes<A>;
-  const int64_t K = conv.K, row = scratch.row, whole = place.heads / n * n;
-  for (int64_t v = 0; conv.softmax && v < row; v += n) {
-    const A* p = scratch.wide + v;
-    A* here = scratch.gradients + v;
-    Vec<A> inner{};
-    for (int64_t j = 0; j < K; ++j) inner += load(p + j * row) * load(here + j * row);
-    for (int64_t j = 0; j < K; ++j) store(here + j * row, load(p + j * row) * (load(here + j * row) - inner));
-  }
-  by_taps(K, [&]<int Taps>() {
-    for (int64_t h = 0; h < whole; h += n) {
-      Vec<A> from[Taps];
-      A line[n];
-#pragma GCC unroll 8
-      for (int j = 0; j < Taps; ++j) from[j] = load(scratch.gradients + j * row + h);
-#pragma GCC unroll 8
-      for (int i = 0; i < Taps; ++i) {
-        store(line, put_together<A, Taps>(from, scratch.by_head + i * Taps));
-        convert(to + h * Taps + i * n, line, n);
-      }
-    }
-  });
-  for (int64_t h = whole; h < place.heads; ++h)
-    for (int64_t j = 0; j < K; ++j) store(to[h * K + j], scratch.gradients[j * row + h]);
-}
-
-// The gradient of the inputs from position `begin` on to scratch.out, and that of the kernels: DynamicConv's to `weight`
-// (T, B, H, K), LightConv's added to `partial` (H, K); unless null. The rows of the output's gradient in scratch.g are
-// g_first..g_last.
-template <class A, class S>
-void gradients_by_channel(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t begin,
-                          int64_t g_first, int64_t g_last, A* partial, S* weight) {
-  constexpr int n = kLanes<A>;
-  const int64_t K = conv.K, R = conv.C / conv.H, row = scratch.row;
-  const bool dropped = conv.dropconnect > 0;
-  const auto clear = [&] { __builtin_memset(scratch.gradients, 0, K * row * sizeof(A)); };
-  __builtin_memset(scratch.out, 0, (place.t_end - begin) * scratch.out_row * sizeof(A));
-  clear();
-  for (int64_t t = g_first; t < g_last; ++t) {
-    lay_out_position<A, S>(conv, scratch, place, t);
-    const bool summed = (partial != nullptr || weight != nullptr) && t >= place.t && t < place.t_end;
-    const int64_t input = t - conv.padding_l;  // what tap 0 reads
-    const auto taps = [&](int64_t low, int64_t high, auto use) {  // those that read low..high
-      const int64_t from = low > input ? low - input : 0, end = high - input < K ? high - input : K;
-      for (int64_t j = from; j < end; ++j) use(j);
-    };
-    for (int64_t v = 0; v < row; v += n) {
-      const Vec<A> g = load(scratch.g + (t - g_first) * row + v);
-      const auto thinned = [&](int64_t j) { return dropped ? g * load(scratch.factors + j * row + v) : g; };
-      taps(begin, place.t_end, [&](int64_t j) {
-        A* to = scratch.out + (input + j - begin) * scratch.out_row + v;
-        store(to, load(to) + thinned(j) * load(scratch.wide + j * row + v));
-      });
-      if (!summed) continue;
-      taps(place.begin, place.T, [&](int64_t j) {
-        A* to = scratch.gradients + j * row + v;
-        store(to, load(to) + thinned(j) * load(scratch.x + (input + j - place.first) * row + v));
-      });
-    }
-    if (!summed || weight == nullptr) continue;
-    finish_gradients(conv, scratch, place, weight + (place.row(t) * conv.H + place.head) * K);
-    clear();
-  }
-  for (int64_t c = 0; partial != nullptr && c < place.channels; ++c)
-    for (int64_t j = 0; j < K; ++j) partial[c / R * K + j] += scratch.gradients[j * row + c];
 }
 
 // ---- Gradients of kernels ----
@@ -514,12 +320,11 @@ void kernel_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& 
 template <class A, class Do>
 void each_sentence(const Conv& conv, const Units& units, const Scratch<A>& scratch, int64_t begin, int64_t end, Do act) {
   int64_t widened = -1;
-  if (units.by_channel && conv.dynamic) make_shuffles<A>(conv.K, scratch.by_tap, scratch.by_head);
   for (int64_t unit = begin; unit < end; ++unit) {
     Place place(conv, units, unit);
-    if (units.wide && !conv.dynamic && widened != place.group) widen(conv, place, scratch), widened = place.group;
+    if (units.wide && widened != place.group) widen(conv, place, scratch), widened = place.group;
     if (units.kernel_rows && !conv.dynamic) lay_out_light(conv, place, scratch);
-    const bool apart = conv.state != nullptr && place.t == 0 && !units.by_channel && conv.K <= kFewTaps;
+    const bool apart = conv.state != nullptr && place.t == 0 && conv.K <= kFewTaps;
     for (int64_t b = place.b; b < place.b_end; ++b) {
       place.enter(conv, b);
       if (!apart || place.t_end < conv.K) {
@@ -566,7 +371,7 @@ void convolve_unit(const Conv& conv, const Units& units, const Scratch<A>& scrat
       convolve<A, false>(stretch, place.t, place.t_end, vectors, out, out_row);
     out += scratch.row, stretch.x += rows.block, stretch.w += units.kernel_rows ? scratch.kernel_block : K;
   }
-  if (packed) unpack<A, S>(conv, units, scratch, place, scratch.out, tensor);
+  if (packed) unpack<A, S>(conv, units, scratch, place, tensor);
 }
 
 template <class A, class S>
@@ -586,12 +391,8 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
   using A = Sums<S>;
   const Scratch<A> scratch(conv, units, false, Arena(memory));
   each_sentence<A>(conv, units, scratch, begin, end, [&](const Place& place) {
-    const bool packed = units.by_channel || conv.K > kFewTaps || place.first < 0 || !in_place<A, S>(conv, units, place);
+    const bool packed = conv.K > kFewTaps || place.first < 0 || !in_place<A, S>(conv, units, place);
     const Rows<A> x = rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, packed, scratch.x);
-    if (units.by_channel) {
-      convolve_by_channel<A, S>(conv, scratch, place);
-      return unpack<A, S>(conv, units, scratch, place, scratch.out, out);
-    }
     if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, place.t, place.t_end);
     convolve_unit<A, S>(conv, units, scratch, place, x, false, out);
   });
@@ -608,19 +409,10 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
     if (partials != nullptr) partials += (place.partial * conv.H + place.head) * K;
     const int64_t g_first = place.t - back > 0 ? place.t - back : 0;
     const int64_t g_last = place.t_end + conv.padding_l < place.T ? place.t_end + conv.padding_l : place.T;
-    const bool packed = units.by_channel || units.kernel_rows || K > kFewTaps || place.first < 0 ||
-                        !in_place<A, S>(conv, units, place);
+    const bool packed =
+        units.kernel_rows || K > kFewTaps || place.first < 0 || !in_place<A, S>(conv, units, place);
     const bool to_state = gradients.state != nullptr && place.t == 0;
     const Rows<A> g = rows_of<A, S>(conv, units, scratch, place, gradients.out, g_first, g_last, packed, scratch.g);
-    if (units.by_channel) {
-      rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, true, scratch.x);
-      const int64_t begin = to_state ? place.begin : place.t;
-      gradients_by_channel(conv, scratch, place, begin, g_first, g_last, partials, static_cast<S*>(gradients.weight));
-      if (to_state) unpack<A, S>(conv, units, scratch, place.before(conv), scratch.out, gradients.state);
-      const A* own = scratch.out + (place.t - begin) * scratch.out_row;
-      if (gradients.x != nullptr) unpack<A, S>(conv, units, scratch, place, own, gradients.x);
-      return;
-    }
     if (units.kernel_rows) make_kernels<A, S>(conv, scratch, place, g_first, g_last);
     if (gradients.x != nullptr) convolve_unit<A, S>(conv, units, scratch, place, g, true, gradients.x);
     if (to_state) convolve_unit<A, S>(conv, units, scratch, place.before(conv), g, true, gradients.state);

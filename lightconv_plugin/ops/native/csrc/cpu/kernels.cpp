@@ -1,4 +1,4 @@
-// The choice of the CPU kernels by vector width, when the library is first used; and the machine's peak, for benchmarks.
+// The choice of the CPU kernels by vector width, when the library is first used.
 #include "cpu/kernels.h"
 
 #include <atomic>
@@ -30,25 +30,12 @@ int64_t cpu_vector_bits(int64_t bits) {
   return kernels().vector_bits;
 }
 
-// Floating-point operations done by a loop of fused multiply-adds on all threads: timed, the machine's peak.
-double cpu_fma(int64_t iterations) {
-  std::atomic<double> total{0};
-  torch::stable::parallel_for(0, torch::stable::get_num_threads(), 1, [&](int64_t begin, int64_t end) {
-    float sink = 0;
-    double done = 0;
-    for (int64_t i = begin; i < end; ++i) done += kernels().fma(iterations, &sink);
-    if (sink != 0) total.fetch_add(done);
-  });
-  return total;
-}
-
 }  // namespace
 
 const Kernels& kernels() { return *chosen().load(); }
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
   m.impl("cpu_vector_bits", TORCH_BOX(&cpu_vector_bits));
-  m.impl("cpu_fma", TORCH_BOX(&cpu_fma));
 }
 
 }  // namespace lightconv

@@ -42,7 +42,6 @@ struct Units {
   const Piece* pieces;         // packed: these in place of chunks and batches, of at most `rows` positions in all
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
   bool wide;                   // heads are narrower than a vector: lanes run over several heads
-  bool by_channel;             // wide, and each position has its kernels (see make_shuffles)
   bool kernel_rows;            // a kernel is laid out for each position and head
   int64_t count;               // groups * partials
   size_t scratch;              // bytes that a thread needs
@@ -150,7 +149,6 @@ struct Kernels {
   void (*relu)(float* x, int64_t count);
   void (*add)(const float* x, int64_t count, float* sum);
   void (*normalize)(const LayerNorm&, const float* x, int64_t rows, int64_t C, float* y);
-  double (*fma)(int64_t iterations, float* sink);
 };
 
 extern const Kernels baseline_kernels;

@@ -21,20 +21,6 @@ namespace {
 #include "cpu/fused/generation.inl"
 #include "cpu/fused/training.inl"
 
-// The most multiply-adds that a core can do, for benchmarks: returns the floating-point operations done, float32; `sink`
-// keeps them from being left out.
-double fma_loop(int64_t iterations, float* sink) {
-  constexpr int kChains = 12;  // more than a fused multiply-add's latency times the units that do it
-  Vec<float> acc[kChains], factor = Vec<float>{} + 0.999f, term = Vec<float>{} + 1e-3f;
-#pragma GCC unroll 12
-  for (int i = 0; i < kChains; ++i) acc[i] = Vec<float>{} + static_cast<float>(i);
-  for (int64_t n = 0; n < iterations; ++n)
-#pragma GCC unroll 12
-    for (int i = 0; i < kChains; ++i) acc[i] = acc[i] * factor + term;
-  for (int i = 0; i < kChains; ++i) *sink += acc[i][0];
-  return 2.0 * kChains * kLanes<float> * static_cast<double>(iterations);
-}
-
 }  // namespace
 
 const Kernels LIGHTCONV_TABLE = {
@@ -69,7 +55,6 @@ const Kernels LIGHTCONV_TABLE = {
     .relu = &relu,
     .add = &add_rows,
     .normalize = &normalize_rows,
-    .fma = &fma_loop,
 };
 
 }  // namespace lightconv

@@ -89,8 +89,6 @@ struct LossArgs {
 };
 
 constexpr int NORM_THREADS = 256, NORM_VALUES = 16, NORM_WIDEST = 8 * 32 * NORM_VALUES;
-constexpr int SUMS_THREADS = 256;
-constexpr int FEW_ROWS_THREADS = 512, FEW_ROWS = 16384;  // that column_sums takes in one stage
 
 // How rows of C = Case::R numbers are cut for residual_norm: a row has `warps` warps, a thread up to NORM_VALUES numbers
 // of it, in `vectors` vectors, and a block has `rows` rows at a time.
@@ -136,17 +134,6 @@ struct NormGradArgs {
   void* partial;
   void* grad_affine;
   DropConnect dropout;
-  long long N, C, splits;
-};
-
-// column_sums: x (N, C), of few rows to out (C,); of many to partial (splits, C), in the type of sums, and from there to out (C,). With
-// Case::mask x counts, and is written to `masked`, where the gate (N, C) is not zero or less, and is 0 elsewhere.
-struct SumsArgs {
-  const void* x;
-  const void* gate;
-  void* masked;
-  void* partial;
-  void* out;
   long long N, C, splits;
 };
 

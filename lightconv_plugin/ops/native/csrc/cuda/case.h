@@ -19,7 +19,7 @@ struct Case {
   bool flip;          // grad_x: the transposed convolution of the gradient
   bool aligned;       // all pointers are multiples of 16 bytes; of the loss: of R numbers
   bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
-  bool mask;          // glu: a padding mask; residual_norm_backward: sums of grad_y; column_sums: a gate
+  bool mask;          // glu: a padding mask; residual_norm_backward: sums of grad_y
   bool both;          // grad_x and the gradient of the weights by one kernel
 
   constexpr bool operator==(const Case&) const = default;
@@ -168,35 +168,6 @@ constexpr BandTile band_tile(const Case& c) {
       if (tile.shared_bytes > 0) return tile;
     }
   return BandTile{};
-}
-
-// How DynamicConv's kernels of several bands are cut for matrix units: a block has `positions` positions of a head, or of
-// one of the `parts` of a wide head, 16 a warp. It goes over the taps one band after the other, while the next band's
-// logits and input rows are on their way: two buffers of logits, and a ring of input rows.
-struct WideTile {
-  int vector, chunk, parts, groups, threads;
-  int slots, row_bytes;             // of the ring
-  int logit_rows, logit_row_bytes;  // of a buffer; see Wide::logits_at
-  int grad_offset, entries_offset, logits_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
-};
-
-constexpr WideTile wide_tile(const Case& c) {
-  WideTile tile{};
-  tile.vector = vector_of(c);
-  tile.parts = ceil_div(c.R, BAND_CHANNELS);
-  tile.chunk = round_up(ceil_div(c.R, tile.parts), MMA_CHANNELS);
-  tile.groups = c.H * tile.parts;
-  tile.threads = 32 * (c.positions / MMA_POSITIONS);
-  tile.slots = 3 * BAND_TAPS;  // a band meets positions + BAND_TAPS rows, and the next BAND_TAPS further ones
-  tile.row_bytes = tile.chunk * 2 + 16;
-  tile.logit_rows = c.flip ? BAND_TAPS : c.positions;
-  tile.logit_row_bytes = BAND_TAPS * 2 + (c.flip ? 48 : 16);
-  tile.grad_offset = tile.slots * tile.row_bytes;
-  tile.entries_offset = tile.grad_offset + (c.both ? c.positions * tile.row_bytes : 0);
-  tile.logits_offset = tile.entries_offset + (c.flip ? 2 * (c.positions + BAND_TAPS) * 8 : 0);
-  tile.shared_bytes = tile.logits_offset + 2 * tile.logit_rows * tile.logit_row_bytes;
-  if (tile.shared_bytes > SHARED_ASKED || (c.both && tile.parts > 1)) tile.shared_bytes = 0;
-  return tile;
 }
 
 // How the gradient of the weights is cut: a block has `positions` positions of `heads` heads of one sentence, and takes

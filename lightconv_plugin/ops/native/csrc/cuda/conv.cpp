@@ -28,8 +28,6 @@ const Kernel CONV{"conv", "conv", "ConvArgs", "conv_"};
 const Kernel BAND{"band", "band", "ConvArgs", "conv_"};
 const Kernel ROW_SUMS{"row_sums", "general", "GeneralArgs", "conv_row_sums"};
 const Kernel GRAD_WEIGHT{"grad_weight", "grad_weight", "ConvArgs", "conv_grad_weight"};
-const Kernel WIDE{"wide", "wide", "ConvArgs", "conv_"};
-const Kernel WIDE_GRAD{"wide_grad", "wide", "ConvArgs", "conv_grad_weight"};
 const Kernel BACKWARD{"backward", "backward", "ConvArgs", "conv_backward"};
 const Kernel FINISH{"finish", "general", "FinishArgs", "conv_grad_weight_finish"};
 const Kernel GENERAL_WEIGHTS{"general_weights", "general", "GeneralArgs", "conv_general_weights"};
@@ -42,7 +40,6 @@ const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int BOTH_BLOCKS = 2048;   // likewise where grad_x comes with it
 const int GENERAL_THREADS = 128;
-const int WIDE_POSITIONS = 64;  // of a block
 
 struct Positions {
   int least, most;  // of a block, if they fit
@@ -71,7 +68,7 @@ class Launcher {
 
   void backward(const void* grad, void* grad_x, void* grad_logits) {
     if (grad_x != nullptr && grad_logits != nullptr && backward_at_once(grad, grad_x, grad_logits)) return;
-    if (grad_logits != nullptr) gradient_of_logits(grad, grad_logits);  // which may find the sums of rows along the way
+    if (grad_logits != nullptr) gradient_of_logits(grad, grad_logits);
     if (grad_x != nullptr) convolve(grad, grad_x, true);
   }
 
@@ -98,10 +95,10 @@ class Launcher {
     return c;
   }
 
-  ConvArgs args_of(const Case& c, bool sums = true) {
+  ConvArgs args_of(const Case& c) {
     ConvArgs args{};
     args.x = conv_.x, args.logits = conv_.logits, args.dropconnect = dropping(conv_.dropconnect, conv_.seed);
-    if (bands_of(c) > 1 && c.softmax && sums) args.row_sums = row_sums();
+    if (bands_of(c) > 1 && c.softmax) args.row_sums = row_sums();
     args.T = static_cast<int>(conv_.T), args.B = static_cast<int>(conv_.B);
     args.padding_l = static_cast<int>(conv_.padding_l);
     args.step = static_cast<int>(conv_.step), args.sentence = static_cast<int>(conv_.sentence);
@@ -110,30 +107,9 @@ class Launcher {
 
   long long blocks(const Case& c) const { return blocks_for(conv_.T, c.positions) * conv_.B; }
 
-  // DynamicConv's case for its kernels of several bands, with both operands or one; positions 0: they do not take it.
-  Case wide(std::initializer_list<const void*> pointers, bool flip, bool both) {
-    // blocks of fewer positions have one or two warps, which leave most of a multiprocessor idle
-    const bool many = conv_.T > WIDE_POSITIONS / 2;
-    if (!tensor_cores_ || !conv_.dynamic || conv_.dropconnect > 0 || conv_.K <= BAND_TAPS || !many) return {};
-    return cut(pointers, WIDE_POSITIONS, [&](Case& c) {
-      c.flip = flip, c.both = both, c.tensor_cores = true;
-      return wide_tile(c).shared_bytes > 0;
-    }, {WIDE_POSITIONS, WIDE_POSITIONS});
-  }
-
-  void launch_wide(const Kernel& kernel, const Case& c, const ConvArgs& args) {
-    const WideTile tile = wide_tile(c);
-    launch(place_, kernel, c, {blocks(c) * tile.groups, tile.threads, tile.shared_bytes}, &args);
-  }
-
   // Forward, or turned round (`flip`) for grad_x, where x is the gradient.
   void convolve(const void* x, void* out, bool flip) {
-    Case c = wide({x, out}, flip, false);
-    if (c.positions > 0) {
-      ConvArgs args = args_of(c, flip);
-      args.x = x, args.out = out;
-      return launch_wide(WIDE, c, args);
-    }
+    Case c{};
     if (tensor_cores_)
       c = cut({x, out}, MMA_POSITIONS, [flip](Case& c) {
         c.flip = flip, c.tensor_cores = true;
@@ -183,12 +159,6 @@ class Launcher {
   }
 
   void gradient_of_logits(const void* grad, void* out) {
-    if (const Case c = wide({grad, conv_.x, out}, false, true); c.positions > 0) {
-      row_sums_ = static_cast<float*>(place_.scratch(rows_ * 2 * sizeof(float)));
-      ConvArgs args = args_of(c);
-      args.grad = grad, args.grad_logits = out;
-      return launch_wide(WIDE_GRAD, c, args);
-    }
     const bool tensor_cores = tensor_cores_;
     const Case c = cut({grad, conv_.x, out}, tensor_cores ? MMA_POSITIONS : GRAD_POSITIONS, [tensor_cores](Case& c) {
       c.tensor_cores = tensor_cores;
@@ -314,7 +284,7 @@ void cuda_configure(std::string sources, std::string nvrtc, std::string cache, s
   configure({sources, nvrtc, cache, fingerprint});
 }
 
-std::string cuda_gather(bool begin, int64_t capability) { return gather(begin, static_cast<int>(capability)); }
+std::string cuda_gather(bool begin) { return gather(begin); }
 
 }  // namespace
 

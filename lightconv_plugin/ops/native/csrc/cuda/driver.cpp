@@ -41,7 +41,6 @@ const Device& device(int index) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto known = devices.find(index);
   if (known != devices.end()) return known->second;
-  if (index < 0) return devices.emplace(index, Device{nullptr, -index}).first->second;
   const Driver& cuda = driver();
   int handle = 0, major = 0, minor = 0;
   Device found{};

@@ -56,7 +56,6 @@ struct Device {
   int capability;  // 90 for sm_90
 };
 
-// index: of a GPU; or, for one that need not be there and whose context is null, its capability with a minus.
 const Device& device(int index);
 
 // Makes a device's context current, for as long as this lives.

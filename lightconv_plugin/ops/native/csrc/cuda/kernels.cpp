@@ -63,17 +63,13 @@ struct Noted {
 };
 
 std::atomic<bool> gathering{false};
-std::atomic<int> chosen_capability{0};
 std::mutex noting;
 std::map<Key, Noted> noted;
 
 }  // namespace
 
-int gathered_capability() { return chosen_capability; }
-
-std::string gather(bool begin, int capability) {
+std::string gather(bool begin) {
   gathering = begin;
-  chosen_capability = begin ? capability : 0;
   std::vector<Noted> found;
   {
     const std::lock_guard<std::mutex> lock(noting);
@@ -83,16 +79,13 @@ std::string gather(bool begin, int capability) {
   if (begin) return "";
   std::atomic<size_t> next{0};
   std::string failed;
-  std::vector<std::string> lines(found.size());
+  std::vector<std::string> files(found.size());
   const auto work = [&] {
     for (size_t i = next++; i < found.size(); i = next++) {
       try {
         const auto& [index, kernel, c, grid] = found[i];
-        std::string file;
-        compile(source_of(*kernel, c, grid.threads), device(index).capability, &file);
-        lines[i] = name_of(*kernel, c) + ' ' + std::to_string(grid.blocks) + ' ' + std::to_string(grid.threads) + ' ' +
-                   std::to_string(grid.shared_bytes) + ' ' + file + '\n';
-        if (device(index).context == nullptr) continue;
+        compile(source_of(*kernel, c, grid.threads), device(index).capability, &files[i]);
+        files[i] += '\n';
         const Current current(device(index));
         function_of(index, *kernel, c, grid);
       } catch (const std::exception& error) {
@@ -107,7 +100,7 @@ std::string gather(bool begin, int capability) {
   work();
   for (std::thread& worker : workers) worker.join();
   if (!failed.empty()) throw std::runtime_error(failed);
-  return std::accumulate(lines.begin(), lines.end(), std::string());
+  return std::accumulate(files.begin(), files.end(), std::string());
 }
 
 std::string name_of(const Kernel& kernel, const Case& c) {
@@ -135,16 +128,16 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + flag(c.both) + "};\n}\n";
   // At most 128 registers a thread for a convolution, 80 where that suffices; before sm_80 shared memory is for one block
   // anyway. A 1 has to be said: without it the compiler aims at more blocks and spills. On sm_100 128 are two too few for
-  // the gradient of x under DropConnect, and for wide kernels everywhere but on sm_90. 128 are right for the norm's
-  // gradients too: it has two blocks for each multiprocessor, which would run one after the other.
+  // the gradient of x under DropConnect. 128 are right for the norm's gradients too: it has two blocks for each
+  // multiprocessor, which would run one after the other.
   const std::string name = kernel.name;
-  const bool both = name == "backward", wide = name.starts_with("wide");
+  const bool both = name == "backward";
   const bool norm = name == "residual_norm_backward" && c.type != Type::f64;
-  const bool limited = both || wide || norm || name == "conv" || name == "band";
+  const bool limited = both || norm || name == "conv" || name == "band";
   const auto fewest = [&](int together) { return std::to_string(limited ? smaller(together / threads, 16) : 1); };
-  const std::string on_90 = fewest(both && c.K <= 32 ? 768 : 512), on_100 = fewest(wide || (c.flip && c.drop) ? 384 : 512);
-  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 900 ? " +
-                             (wide ? on_100 : on_90) + " : __CUDA_ARCH__ < 1000 ? " + on_90 + " : " + on_100;
+  const std::string on_90 = fewest(both && c.K <= 32 ? 768 : 512), on_100 = fewest(c.flip && c.drop ? 384 : 512);
+  const std::string bounds = std::to_string(threads) + ", __CUDA_ARCH__ < 800 ? 1 : __CUDA_ARCH__ < 1000 ? " +
+                             on_90 + " : " + on_100;
   text += "extern \"C\" __global__ void __launch_bounds__(" + bounds + ") " + name_of(kernel, c) + "(const lightconv::cuda::" + kernel.args +
           " args) {\n  extern __shared__ __align__(16) unsigned char shared[];\n  lightconv::cuda::" + kernel.name +
           "<lightconv::cuda::compiled>(args, shared);\n}\n";

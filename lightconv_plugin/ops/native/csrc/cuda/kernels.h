@@ -38,13 +38,9 @@ std::string name_of(const Kernel& kernel, const Case& c);
 std::string source_of(const Kernel& kernel, const Case& c, int threads);
 
 // Between gather(true) and gather(false) launches are noted and not made, their results are whatever memory held; then
-// all that was noted is compiled, on as many threads as there are processors. Gives a line for each kernel: its name, the
-// blocks of its first launch, their threads and bytes of shared memory, and the file of its machine code. With a
-// `capability`, such as 90, kernels are compiled for such a GPU, which need not be there; operands may be on the CPU.
-std::string gather(bool begin, int capability = 0);
-
-// What it is for now, between gather(true, capability) and gather(false); else 0.
-int gathered_capability();
+// all that was noted is compiled, on as many threads as there are processors. Gives the file of each kernel's machine code,
+// a line each.
+std::string gather(bool begin);
 
 // args: the kernel's own struct. The kernel itself lives as long as the process.
 void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args);

@@ -43,8 +43,8 @@ class Memory {
  public:
   explicit Memory(const Tensor& like) : like_(like) {}
   Place place() {
-    const int gathered = gathered_capability(), device = gathered > 0 ? -gathered : device_of(like_);
-    return {device, gathered > 0 ? nullptr : current_stream(device), [this](size_t bytes) {
+    const int device = device_of(like_);
+    return {device, current_stream(device), [this](size_t bytes) {
               kept_.push_back(torch::stable::new_empty(like_, {static_cast<int64_t>(bytes)}, ScalarType::Byte));
               return kept_.back().mutable_data_ptr();
             }};

@@ -134,64 +134,11 @@ Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const
   return out;
 }
 
-// ---- Sums of columns ----
-
-const Kernel COLUMN_SUMS{"column_sums", "fused/sums", "SumsArgs", "column_sums"};
-const Kernel COLUMN_SUMS_OF_FEW{"column_sums_of_few", "fused/sums", "SumsArgs", "column_sums_of_few"};
-const Kernel COLUMN_SUMS_FINISH{"column_sums_finish", "fused/sums", "SumsArgs", "column_sums_finish"};
-const long long SUMS_BLOCKS = 528;  // of the first stage, at most, unless more columns ask for them
-
-// Needs partial, splits, C and out.
-void finish_sums(const Place& place, Type type, const SumsArgs& args) {
-  launch(place, COLUMN_SUMS_FINISH, case_of(type), {blocks_for(args.C, 32), SUMS_THREADS, SUMS_THREADS * sum_size(type)},
-         &args);
-}
-
-// Of x (N, C); with a gate of its shape, also x where that is open.
-Tensor sums_of(const Tensor& x, const Tensor* gate, void* masked) {
-  Tensor out = torch::stable::new_empty(x, {x.size(1)});
-  SumsArgs args{x.const_data_ptr(), gate == nullptr ? nullptr : gate->const_data_ptr(), masked, nullptr,
-                out.mutable_data_ptr(), x.size(0), x.size(1), 0};
-  const Type type = type_of(x);
-  Case c = case_of(type);
-  c.mask = gate != nullptr, c.aligned = aligned({args.x, args.gate, args.masked});
-  c.R = power_of_two_in(static_cast<int>(args.C % 16), 16 / size_of(type));
-  const int vector = vector_of(c), columns = 32 * vector, warps = SUMS_THREADS / 32, size = sum_size(type);
-  Memory memory(x);
-  const Place place = memory.place();
-  if (args.N <= FEW_ROWS) {
-    launch(place, COLUMN_SUMS_OF_FEW, c,
-           {blocks_for(args.C, 2 * vector), FEW_ROWS_THREADS, FEW_ROWS_THREADS / 32 * 2 * vector * size}, &args);
-    return out;
-  }
-  const long long tiles = blocks_for(args.C, columns);
-  args.splits = std::min(std::max(SUMS_BLOCKS / std::max(tiles, 1ll), 1ll), blocks_for(args.N, 4 * warps));
-  args.partial = place.scratch(args.splits * args.C * size);
-  launch(place, COLUMN_SUMS, c, {tiles * args.splits, SUMS_THREADS, warps * columns * size}, &args);
-  finish_sums(place, type, args);
-  return out;
-}
-
-Tensor column_sums(const Tensor& x_any) {
-  STD_TORCH_CHECK(x_any.dim() == 2, "column_sums: expected x (N, C)");
-  return sums_of(torch::stable::contiguous(x_any), nullptr, nullptr);
-}
-
-// The gradient before a ReLU, from that of its output (N, C), and its sums over the rows.
-std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad_any, const Tensor& out_any) {
-  const Tensor grad = torch::stable::contiguous(grad_any), out = torch::stable::contiguous(out_any);
-  STD_TORCH_CHECK(grad.dim() == 2 && out.dim() == 2 && out.size(0) == grad.size(0) && out.size(1) == grad.size(1) &&
-                      out.scalar_type() == grad.scalar_type(),
-                  "relu_backward: expected a gradient and an output of one shape (N, C) and one type");
-  check_same(grad, out, "the output");
-  Tensor masked = torch::stable::new_empty(grad, grad.sizes());
-  return {masked, sums_of(grad, &out, masked.mutable_data_ptr())};
-}
-
 // ---- Residual and norm ----
 
 const Kernel RESIDUAL_NORM{"residual_norm", "fused/residual", "NormArgs", "residual_norm_forward"};
 const Kernel RESIDUAL_NORM_BACKWARD{"residual_norm_backward", "fused/residual", "NormGradArgs", "residual_norm_backward"};
+const Kernel RESIDUAL_NORM_SUMS{"residual_norm_sums", "fused/residual", "NormGradArgs", "residual_norm_sums"};
 const long long NORM_BLOCKS = 264;  // of the backward pass: two for each multiprocessor of an H100
 
 // The tensor, contiguous, if it has `size` numbers of x's type on x's device.
@@ -280,7 +227,9 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
   const Place place = memory.place();
   args.partial = place.scratch(args.splits * sums * args.C * size);
   launch(place, RESIDUAL_NORM_BACKWARD, c, {args.splits, NORM_THREADS, rows * c.R * size}, &args);
-  finish_sums(place, type, {nullptr, nullptr, nullptr, args.partial, args.grad_affine, 0, sums * args.C, args.splits});
+  Case last = case_of(type);
+  last.mask = y_bias;
+  launch(place, RESIDUAL_NORM_SUMS, last, {blocks_for(sums * args.C, 32), NORM_THREADS, NORM_THREADS * size}, &args);
   return {grad_x, grad_y, grad_affine};
 }
 
@@ -440,8 +389,6 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, LIGHTCONV_GPU, m) {
   m.impl("glu_mask_backward", TORCH_BOX(&glu_mask_backward));
   m.impl("smoothed_nll", TORCH_BOX(&smoothed_nll));
   m.impl("smoothed_nll_backward", TORCH_BOX(&smoothed_nll_backward));
-  m.impl("column_sums", TORCH_BOX(&column_sums));
-  m.impl("relu_backward", TORCH_BOX(&relu_backward));
   m.impl("residual_norm", TORCH_BOX(&residual_norm));
   m.impl("residual_norm_backward", TORCH_BOX(&residual_norm_backward));
   m.impl("attend", TORCH_BOX(&attend));

@@ -195,4 +195,27 @@ template <Case C> __device__ __forceinline__ void residual_norm_backward(const N
   if constexpr (C.mask) write_partial<C>(of_y_bias, reinterpret_cast<A*>(shared), partial + 2 * C.R);
 }
 
+// Of the sums of each split those of all: one block 32 of them, a warp every (NORM_THREADS / 32)-th split.
+template <Case C> __device__ __forceinline__ void residual_norm_sums(const NormGradArgs& args, unsigned char* shared) {
+  using S = typename Scalar<C.type>::type;
+  using A = typename Scalar<C.type>::sum;
+  constexpr int warps = NORM_THREADS / 32;
+  A* kept = reinterpret_cast<A*>(shared);  // (warps, 32)
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const long long columns = (C.mask ? 3ll : 2ll) * args.C, c = blockIdx.x * 32ll + lane;
+  A sum = 0;
+  if (c < columns) {
+#pragma unroll 8
+    for (long long split = warp; split < args.splits; split += warps)
+      sum += static_cast<const A*>(args.partial)[split * columns + c];
+  }
+  kept[threadIdx.x] = sum;
+  __syncthreads();
+  if (warp > 0 || c >= columns) return;
+  A total = 0;
+#pragma unroll
+  for (int row = 0; row < warps; ++row) total += kept[row * 32 + lane];
+  static_cast<S*>(args.grad_affine)[c] = narrow<S>(total);
+}
+
 }  // namespace lightconv::cuda

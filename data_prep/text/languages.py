@@ -1,0 +1,100 @@
+"""Languages by their codes: the one table for rules, scripts and scores.
+
+A code is of two or three letters (ISO 639), and a script or a country may follow it: ``fr``, ``fra_Latn``, ``zh-Hant``,
+``pt_BR``. A code that the table lacks stands for itself, and its script is the one that follows it, if any.
+"""
+
+import re
+
+_CODES = {
+    "Latn": """af/afr ca/cat cs/ces/cze/cz cy/cym/wel da/dan de/deu/ger en/eng es/spa et/est/ekk eu/eus/baq fi/fin
+        fr/fra/fre ga/gle gl/glg hr/hrv hu/hun id/ind is/isl/ice it/ita lt/lit lv/lav/lvs ms/msa/may/zsm mt/mlt
+        nl/nld/dut no/nor/nb/nob/nn/nno pl/pol pt/por ro/ron/rum sk/slk/slo sl/slv so/som sq/sqi/alb/als sv/swe
+        sw/swa/swh tdt tl/tgl/fil tr/tur vi/vie""",
+    "Latn Cyrl": "az/aze/azj bs/bos sr/srp tk/tuk uz/uzb/uzn",
+    "Cyrl": "be/bel bg/bul kk/kaz ky/kir mk/mkd/mac mn/mon/khk ru/rus tg/tgk tt/tat uk/ukr",
+    "Arab": "ar/ara/arb ckb fa/fas/per/pes/prs ps/pus/pbt sd/snd ug/uig ur/urd",
+    "Armn": "hy/hye/arm",
+    "Beng": "as/asm bn/ben",
+    "Beng Mtei": "mni",
+    "Deva": "hi/hin mr/mar ne/nep/npi sa/san",
+    "Ethi": "am/amh ti/tir",
+    "Geor": "ka/kat/geo",
+    "Grek": "el/ell/gre",
+    "Gujr": "gu/guj",
+    "Guru": "pa/pan",
+    "Hani": "zh/zho/chi/cmn yue",
+    "Hebr": "he/heb/iw yi/yid/ydd",
+    "Jpan": "ja/jpn",
+    "Khmr": "km/khm",
+    "Knda": "kn/kan",
+    "Kore": "ko/kor",
+    "Laoo": "lo/lao",
+    "Mlym": "ml/mal",
+    "Mymr": "my/mya/bur shn",
+    "Orya": "or/ori/ory",
+    "Sinh": "si/sin",
+    "Taml": "ta/tam",
+    "Telu": "te/tel",
+    "Thai": "th/tha",
+    "Tibt": "bo/bod/tib dz/dzo",
+}
+"""By script (ISO 15924), the codes of each language; its first one is the one that rules go by."""
+
+_LETTERS = {
+    **{"Arab": "ARABIC", "Armn": "ARMENIAN", "Beng": "BENGALI", "Cyrl": "CYRILLIC", "Deva": "DEVANAGARI"},
+    **{"Ethi": "ETHIOPIC", "Geor": "GEORGIAN", "Grek": "GREEK", "Gujr": "GUJARATI", "Guru": "GURMUKHI"},
+    **{"Hang": "HANGUL CJK", "Hani": "CJK", "Hans": "CJK", "Hant": "CJK", "Hebr": "HEBREW"},
+    **{"Jpan": "CJK HIRAGANA KATAKANA", "Khmr": "KHMER", "Knda": "KANNADA", "Kore": "HANGUL CJK", "Laoo": "LAO"},
+    **{"Latn": "LATIN", "Mlym": "MALAYALAM", "Mtei": "MEETEI", "Mymr": "MYANMAR", "Olck": "OL", "Orya": "ORIYA"},
+    **{"Sinh": "SINHALA", "Taml": "TAMIL", "Telu": "TELUGU", "Tfng": "TIFINAGH", "Thai": "THAI", "Tibt": "TIBETAN"},
+}
+"""By script, the first words of its letters' names in Unicode."""
+
+CHINESE, JAPANESE, KOREAN = frozenset({"Hani", "Hans", "Hant"}), frozenset({"Jpan"}), frozenset({"Kore", "Hang"})
+UNSPACED = frozenset({"Khmr", "Laoo", "Mymr", "Thai", "Tibt"})
+"""Scripts without blanks between words, which sacreBLEU has no tokeniser for."""
+
+_PUBLISHED = ("en", "de", "fr", "zh")
+
+_TABLE = {
+    code: (codes.split("/")[0], tuple(scripts.split()))
+    for scripts, languages in _CODES.items()
+    for codes in languages.split()
+    for code in codes.split("/")
+}
+
+
+def rules_of(language: str) -> str:
+    """The code that rules for a language go by: ``fr`` of ``fra_Latn``, ``zh`` of ``zho_Hant`` and ``zh_CN``."""
+    code = _parts(language)[0]
+    return _TABLE.get(code, (code, ()))[0]
+
+
+def scripts_of(language: str) -> tuple[str, ...]:
+    """The scripts that a language is written in, by ISO 15924: the one that its code names, or the table's; or none."""
+    code, *rest = _parts(language)
+    named = [part.title() for part in rest if part.title() in _LETTERS]
+    return tuple(named) or _TABLE.get(code, (code, ()))[1]
+
+
+def letters_of(language: str) -> tuple[str, ...]:
+    """The first words of the names, in Unicode, of a language's letters; none where its script is not known."""
+    return tuple(word for script in scripts_of(language) for word in _LETTERS[script].split())
+
+
+def is_published(language: str) -> bool:
+    """Return True for a code whose text has published figures, so that it is made as theirs was, whatever comes of it.
+
+    In all other languages a word keeps its marks and joiners.
+    """
+    return _parts(language)[0] in _PUBLISHED
+
+
+def is_unspaced(language: str) -> bool:
+    """Return True where no blanks stand between words."""
+    return not (CHINESE | JAPANESE | UNSPACED).isdisjoint(scripts_of(language))
+
+
+def _parts(language: str) -> list[str]:
+    return re.split("[-_]", language.lower())

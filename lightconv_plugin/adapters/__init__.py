@@ -1,1 +1,0 @@
-"""The convolutions under the signatures of other libraries. Imports torch alone."""

@@ -1,0 +1,77 @@
+"""What words are cut into, BPE or SentencePiece: told by a dictionary, and the file of codes found beside a model.
+
+It needs Python alone: the hub, the export and the scripts share it.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+SUBWORD_NMT, SENTENCEPIECE = "subword_nmt", "sentencepiece"  # as fairseq's --bpe names them
+# the parts of such a file's name, as published models and recipes have them: zh.code, bpecodes, spm.32000.model
+_SAY = {"bpe", "code", "codes", "bpecode", "bpecodes", "merges", "sentencepiece", "spm"}
+_BESIDE = {"", "model", "txt", "joint", "shared"}
+_ESCAPED = ("&apos;", "&quot;", "&amp;")  # Moses writes so
+_WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+
+class CodesError(ValueError):
+    """The codes of a model are not found; the message says where they were looked for and what to do."""
+
+
+def find_codes(language: str | None, *folders: Path) -> Path:
+    """Find the BPE merges or the SentencePiece model of a language (None: of all) in the first folder that has any.
+
+    ``codes.LANGUAGE`` comes first, then what has the language in its name, then a joint file.
+
+    Raises:
+        CodesError: there is none, or there are two of the same rank that differ.
+    """
+    advice = f"put the file there as codes{'' if language is None else f'.{language}'}"
+    for folder in (each for each in folders if each.is_dir()):
+        ranks: dict[int, list[Path]] = {}
+        for path in sorted(path for path in folder.iterdir() if path.is_file()):
+            rank = _rank(path.name, language)
+            if rank is not None:
+                ranks.setdefault(rank, []).append(path)
+        if ranks:
+            first, *others = ranks[min(ranks)]
+            if any(other.read_bytes() != first.read_bytes() for other in others):
+                names = ", ".join(path.name for path in (first, *others))
+                raise CodesError(f"{folder} has different codes, {names}, and none says by its name to be it; {advice}")
+            return first
+    of = "" if language is None else f" of {language}"
+    where = ", ".join(map(str, dict.fromkeys(folders)))
+    raise CodesError(f"no BPE codes and no SentencePiece model{of} in {where}; {advice}")
+
+
+def _rank(name: str, language: str | None) -> int | None:
+    """Return how sure it is that a file of that name holds the codes of a language, 0 for certain; None if not."""
+    if language is not None and name in (f"codes.{language}", f"sentencepiece.model.{language}"):
+        return 0
+    general = re.sub(rf"(^|[._-]){re.escape(language or '')}(?=[._-]|$)", "", name, count=1) if language else name
+    parts = {part for part in re.split("[._-]", general.lower()) if not re.fullmatch(r"\d+k?", part)}
+    if parts & _SAY and parts <= _SAY | _BESIDE:
+        return 2 if general == name else 1
+    return None
+
+
+def units_of(words: Sequence[str]) -> str | None:
+    """Return what the words of a dictionary were cut into, as fairseq's --bpe names it; None for whole words."""
+    if 20 * sum(word.endswith("@@") for word in words) > len(words):
+        return SUBWORD_NMT
+    # of a language without blanks few units begin a word
+    return SENTENCEPIECE if 100 * sum(word.startswith("\u2581") for word in words) > len(words) else None
+
+
+def steps_before(words: Sequence[str]) -> list[str]:
+    """Return what was done to text before it was cut into units, as far as a dictionary shows it."""
+    units, text = units_of(words), "".join(word for word in words if not word.startswith(("<", "madeupword")))
+    steps = []
+    if any(word.startswith(_ESCAPED) for word in words):
+        steps.append("tokenised by Moses")
+    if units != SENTENCEPIECE and 20 * sum(map(bool, map(_WITHOUT_BLANKS.search, words))) > len(words):
+        steps.append("parted into words by blanks")
+    if len(words) > 500 and text == text.lower() != text.upper():  # a few words may be so by chance
+        steps.append("lower-cased")
+    return steps
