@@ -17,19 +17,18 @@ examples:
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from data_prep.cli import add_options
 from data_prep.dataset import Dataset, load_dataset, names
 from data_prep.report import NAME as REPORT
 from data_prep.report import write_report
-from data_prep.stages import NAMES, data_stages, run_data_stages
+from data_prep.stages import DATASET, NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
-from scripts.common import CHECKOUT, ownership, scratch
+from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.lock import folder_lock
+from scripts.common.outputs import check_writable, in_the_making, lock, scratch_folder
 from scripts.pipeline.pipeline import Pipeline
 
 STAGES = (*NAMES, "report")
@@ -52,7 +51,7 @@ def run_stages(dataset: Dataset, arguments: argparse.Namespace, raw: Path | None
     pipeline.check_places(keys)
     run_data_stages(pipeline, arguments.out, keys)
     if arguments.last == "report":
-        with folder_lock(arguments.out):
+        with lock(arguments.out / DATASET):
             print(f"== report: {write_report(dataset, arguments.out)}", flush=True)
 
 
@@ -113,17 +112,14 @@ def main() -> None:
     if arguments.out is None:
         arguments.out = CHECKOUT / "work" / dataset.name
     plan(dataset, arguments.out)  # every mistake in the YAML now, not after an hour of fetching
-    ownership.check_writable(arguments.out / REPORT)
+    check_writable(arguments.out / REPORT)
     if not sides:
         run_stages(dataset, arguments, arguments.raw)
         return
-    with folder_lock(arguments.out):
-        scratch.remove_leftovers(arguments.out)
-    with scratch.folder(arguments.out / "given") as given:  # in which they have the names that ``kind: text`` looks for
-        for language, path in sides.items():
-            link = given / f"train.{language}"  # compressed or not: that is told by what the file holds
-            ownership.claim(link)
-            os.symlink(path.resolve(), link)
+    given = in_the_making(arguments.out / "given")  # where they have the names that ``kind: text`` looks for
+    with lock(given), scratch_folder(given):
+        for language, path in sides.items():  # compressed or not: that is told by what the file holds
+            (given / f"train.{language}").symlink_to(path.resolve())
         run_stages(dataset, arguments, given)
 
 

@@ -24,7 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import open_own, stands_for
+from scripts.common.files import stands_for
+from scripts.common.outputs import open_own
 
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from data_prep.cli import add_options, command_parser
 from data_prep.dataset import SPLITS, Dataset, load_dataset
-from scripts.common import ownership
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_folder, check_path, copy_file, count_lines, stands_for
-from scripts.common.lock import output_lock
+from scripts.common.files import check_path, copy_file, count_lines, stands_for
+from scripts.common.outputs import atomic_folder, lock, remove
 from scripts.common.process import python_module, run_logged
 from scripts.common.terminal import StatusLine, clock, repeatedly
 
@@ -41,8 +40,7 @@ def binarise(
     _check_input(dataset, prepared, splits)
     check_path(out)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
-    with output_lock(out), atomic_folder(out) as folder:
-        ownership.claim_pattern(folder, "dict*.txt", "*.bin", "*.idx", _LOG)
+    with lock(out), atomic_folder(out) as folder:
         status, start = StatusLine(), time.monotonic()
         status.line("fairseq-preprocess ...")
         # it says nothing itself until a split is done
@@ -52,7 +50,7 @@ def binarise(
             run_logged(command, log, lambda line: None, what="fairseq-preprocess", cwd=prepared)
         status.close()
         copy_file(log, folder / _LOG)
-        ownership.remove(log)
+        remove(log)
         pair = f"{dataset.source}-{dataset.target}"
         sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
         for name in (f"{split}{side}.{end}" for split in splits for side in sides for end in ("bin", "idx")):

@@ -11,10 +11,9 @@ from data_prep.cli import add_options, command_parser, require_folder
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.sources.archives import LEDGER
-from scripts.common import scratch
 from scripts.common.command import run_command
-from scripts.common.files import atomic_folder, count_lines, digest, read_json, write_json
-from scripts.common.lock import output_lock
+from scripts.common.files import count_lines, digest, read_json, write_json
+from scripts.common.outputs import atomic_folder, lock
 
 MANY = 20  # files, each of which is named with its size; of more the sum is printed
 
@@ -24,8 +23,7 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
     require_folder(raw)
     kind = kind_of(dataset)
     # a kind that resumes adds files and replaces none
-    with output_lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
-        scratch.remove_leftovers(folder)
+    with lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
         notes = kind.fetch(dataset, raw, folder)
         if kind.resumes:  # files of any kind, which were read when they were fetched
             ledger = read_json(folder / LEDGER)

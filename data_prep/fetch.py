@@ -36,10 +36,9 @@ except ModuleNotFoundError:  # machines that download nothing, such as a lent GP
 
 from data_prep.archives import check_archive, damage_told
 from data_prep.dataset import File
-from scripts.common import ownership, scratch
 from scripts.common.errors import UserError, writing
 from scripts.common.files import copy_file, write_json
-from scripts.common.lock import file_lock, lock_beside
+from scripts.common.outputs import in_the_making, lock, remove, replace
 from scripts.common.terminal import StatusLine, clock
 
 ATTEMPTS = 7  # in a row that bring nothing to go on with
@@ -79,7 +78,8 @@ def fetch(name: str, file: File, folder: Path, *, raw: Path | None, ledger: Path
     Args:
         name: its name, whose ending says what kind of file it is.
         file: what to fetch.
-        folder: where to; beside the file, .NAME.*.work is an unfinished download, NAME.bad is one that was wrong.
+        folder: where to; beside the file, its unfinished download (.NAME.work.lightconv), or one that was
+            wrong (NAME.bad).
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
         ledger: JSON file that keeps what came.
         option: the command's name for the folder of files put by hand, for messages.
@@ -93,7 +93,7 @@ def fetch(name: str, file: File, folder: Path, *, raw: Path | None, ledger: Path
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     there = raw / name if raw is not None and (raw / name).exists() else path
-    with closing(StatusLine()) as status, file_lock(lock_beside(path), at_work=f"fetching {path}"):
+    with closing(StatusLine()) as status, lock(path):
         if there.exists():
             status.update(f"{name}: testing {there}")
             found, wrong = _examine(there, name, file, ledger)
@@ -104,13 +104,14 @@ def fetch(name: str, file: File, folder: Path, *, raw: Path | None, ledger: Path
                 )
             url = "a file that was there"
             if not (path.exists() and path.samefile(there)):
-                with scratch.name(path) as linked:
-                    try:
-                        os.link(there.resolve(), linked)
-                    except OSError:  # another disk, or one that knows no links
-                        copy_file(there, path)
-                    else:
-                        ownership.replace(linked, path)
+                linked = in_the_making(path)
+                remove(linked)
+                try:
+                    os.link(there.resolve(), linked)
+                except OSError:  # another disk, or one that knows no links
+                    copy_file(there, path)
+                else:
+                    replace(linked, path)
                 url = there.resolve().as_uri()
                 status.line(f"{name}: {found['bytes']:,} bytes from {there}")
         else:
@@ -177,8 +178,8 @@ class _Download:
     """The bytes so far of the file that is to be ``final``, and notes of where they are from."""
 
     def __init__(self, final: Path, file: File, status: StatusLine) -> None:
-        self._path = scratch.work_path(final)
-        self._notes_path = scratch.work_path(final.with_name(f"{final.name}.from.json"))
+        self._path = in_the_making(final, ".work")
+        self._notes_path = in_the_making(final, ".from.json")
         try:  # url; validator and bytes of the whole file, if the server told
             self._notes: dict[str, Any] = dict(json.loads(self._notes_path.read_text(encoding="utf-8")))
         except (OSError, TypeError, ValueError):  # without notes, bytes are gone on with only if a checksum will tell
@@ -206,13 +207,13 @@ class _Download:
                         with self._path.open("rb") as whole:
                             os.fsync(whole.fileno())
                         # first: a kill in between leaves bytes that are fetched again, if at all
-                        ownership.remove(self._notes_path)
-                        ownership.replace(self._path, self._final)
+                        remove(self._notes_path)
+                        replace(self._path, self._final)
                         self._say(f"{found['bytes']:,} bytes from {url}")
                         return url, found
                     if self._in_one_piece or last_try:
                         bad = self._final.with_name(f"{name}.bad")
-                        ownership.replace(self._path, bad)
+                        replace(self._path, bad)
                         self._forget()
                         raise _Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it")
                     self._say(f"{wrong}; it came in several pieces: once more from the start")
@@ -230,8 +231,8 @@ class _Download:
 
     def _forget(self) -> None:
         """Forget all bytes."""
-        ownership.remove(self._path)
-        ownership.remove(self._notes_path)
+        remove(self._path)
+        remove(self._notes_path)
         self._notes, self._in_one_piece = {}, True
 
     def _size(self) -> int:

@@ -8,7 +8,8 @@ The folder written holds
   counts.json                    lines after every step, what was dropped why, words, digests
   timings.json                   how long each step took
 
-A run that was interrupted goes on from its last complete step, in the hidden folder beside --out (.NAME.*.work).
+A run that was interrupted goes on from its last complete step, in the folder
+.NAME.work.lightconv beside --out.
 
 example: python -m data_prep.prepare debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
@@ -23,10 +24,9 @@ from data_prep.sources import kind_of
 from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
 from data_prep.steps.plan import notes
-from scripts.common import ownership, scratch
 from scripts.common.command import run_command
-from scripts.common.files import atomic_folder, digest, work_folder
-from scripts.common.lock import output_lock
+from scripts.common.files import digest
+from scripts.common.outputs import atomic_folder, check_replaceable, lock, remove, work_folder
 from scripts.common.provenance import package_versions
 from scripts.pipeline.pipeline import fingerprint
 
@@ -38,7 +38,7 @@ def prepare(
     dataset: Dataset, *, raw: Path, out: Path, workers: int, keep: bool = False, accept_counts: bool = False
 ) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
-    ownership.check_replaceable(out)
+    check_replaceable(out)
     require_folder(raw)
     # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
     # were fetched. Not the notes and NAME.bad, which other runs of download may change
@@ -48,12 +48,10 @@ def prepare(
     kind = kind_of(dataset)
     # Python's version without its last number: a mended Python makes the same text
     used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
-    with output_lock(out), Pool(workers) as pool:
+    with lock(out), Pool(workers) as pool:
         # what of the dataset decides the text; and our code, which must not change half-way
         made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used, "code": _code()}
-        begun, work = scratch.beside(out, "work"), work_folder(out, made_from)
-        if begun and work not in begun:
-            pool.say(f"note: the raw files, the dataset or the code have changed since; this begins {out} anew")
+        work = work_folder(out, made_from)
         for note in notes(dataset):
             pool.say(note)
         engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
@@ -64,7 +62,7 @@ def prepare(
         if keep:
             pool.say(f"{work} has what every step made")
         else:
-            scratch.remove_leftover(work)
+            remove(work)
     return counts
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
 from scripts.common.files import check_path
-from scripts.common.lock import folder_lock
+from scripts.common.outputs import lock
 from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint_files
 
+DATASET = "dataset"  # the name of its lock
 NAMES = ("download", "prepare", "binarise")
 _FETCHED = ("kind", "source", "target", "debian", "files", "invalid")
 """The keys of a dataset that decide what is downloaded."""
@@ -62,7 +63,7 @@ def run_data_stages(pipeline: Pipeline, root: Path, keys: Sequence[str]) -> None
         UserError: fairseq would take the folder's path for another; said before the work.
     """
     check_path(root)
-    with folder_lock(root, shared=True):
+    with lock(root / DATASET, shared=True):
         pending = any(pipeline.to_do(keys).values())
-    with folder_lock(root, shared=not pending):
+    with lock(root / DATASET, shared=not pending):
         pipeline.run(keys)

@@ -20,7 +20,7 @@ from typing import Any
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.figure import open_figure
-from scripts.common.files import atomic_file
+from scripts.common.outputs import atomic_file
 from scripts.fairseq_io.commands import BEAM
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import load_plugin

@@ -7,9 +7,9 @@ words. Where the dataset cuts words into units of BPE, fairseq-eval-lm prints th
 
 from typing import Any
 
-from scripts.common import ownership
 from scripts.common.command import run_command
 from scripts.common.files import write_json, write_lines
+from scripts.common.outputs import check_writable, remove
 from scripts.common.provenance import signature
 from scripts.fairseq_io.commands import averaged, evaluate_command, units
 from scripts.fairseq_io.devices import find_devices
@@ -23,8 +23,8 @@ def main() -> None:
     config = given_config(arguments)
     chosen = chosen_settings(arguments, config, language_model=True)
 
-    ownership.check_writable(*(arguments.out / name for name in ("evaluate.log", "sentences.txt")))
-    ownership.remove(arguments.out / "scores.json")
+    check_writable(*(arguments.out / name for name in ("evaluate.log", "sentences.txt")))
+    remove(arguments.out / "scores.json")
     command = evaluate_command(config, arguments.data, arguments.model, arguments.subset, gpu=find_devices().gpu)
     output = run_evaluation(command, arguments.out / "evaluate.log", units(config))
     found, sentences, facts = scores(output), output.sentences(), output.facts

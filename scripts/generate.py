@@ -5,8 +5,8 @@ of the corpus) and generation.json with the speed that fairseq measured, the BLE
 """
 
 from data_prep.dataset import load_dataset
-from scripts.common import ownership
 from scripts.common.command import run_command
+from scripts.common.outputs import check_writable, remove
 from scripts.common.process import peak_mb
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
@@ -38,8 +38,8 @@ def main() -> None:
 
     languages = load_dataset(config.dataset).languages
     prepared = prepared_lines(arguments.prepared, arguments.subset, languages, settings)
-    ownership.check_writable(*(arguments.out / name for name in (LOG, HYPOTHESES, REFERENCE, SOURCE)))
-    ownership.remove(arguments.out / FACTS)
+    check_writable(*(arguments.out / name for name in (LOG, HYPOTHESES, REFERENCE, SOURCE)))
+    remove(arguments.out / FACTS)
     devices = find_devices()
     taken = take_search_precision(arguments.precision, devices, config.train)
     if taken.reason:

@@ -27,7 +27,7 @@ from data_prep.text.languages import letters_of
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
+from scripts.common.outputs import atomic_file
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.run import RESERVED

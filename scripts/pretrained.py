@@ -30,12 +30,21 @@ from data_prep.archives import iterate_members
 from data_prep.binarise import SPECIAL_TYPES, vocab_size
 from data_prep.dataset import FOLDER, File, load_dataset
 from data_prep.fetch import fetch
+from data_prep.stages import DATASET
 from lightconv_plugin.units import CodesError, find_codes
-from scripts.common import CHECKOUT, ownership, scratch
+from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_folder, copy_file, digest, open_own, read_json, write_json, write_lines
-from scripts.common.lock import folder_lock, output_lock
+from scripts.common.files import copy_file, digest, read_json, write_json, write_lines
+from scripts.common.outputs import (
+    atomic_folder,
+    check_replaceable,
+    in_the_making,
+    lock,
+    open_own,
+    remove,
+    scratch_folder,
+)
 from scripts.common.process import ask_python
 from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
@@ -259,40 +268,35 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
 
     ``packed``: the model is there as model.safetensors with config.json, too.
     """
-    ownership.check_replaceable(out)
+    check_replaceable(out)
     record = out / "manifest.json"
     before = read_json(record, {})
-    fetched = scratch.work_path(out.with_name(f"{model.archive}.fetched"))
+    fetched = in_the_making(out.with_name(model.archive), ".fetched")
     archive, url = fetch_archive(model.archive, origin or model.url, fetched)
     manifest: dict[str, Any] = {"name": model.name, "from": url, "archive": model.archive}
     manifest |= {"bytes": archive.stat().st_size, "sha256": digest([archive])}
     if before.get("archive") == model.archive and before["sha256"] != manifest["sha256"]:
-        ownership.remove(fetched)
+        remove(fetched)
         raise UserError(
             f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {record}: "
             f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
         )
     try:
-        contents = out.with_name(f"{out.name}.unpacked")
-        scratch.clear_for(contents)
-        with atomic_folder(out) as folder, scratch.folder(contents) as unpacked:
+        with atomic_folder(out) as folder, scratch_folder(in_the_making(out, ".unpacked")) as unpacked:
             checkpoint = unpack(archive, unpacked)
             for path in sorted(unpacked.rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
                 if path.is_file() and path.suffix != ".pt" and not (folder / path.name).exists():
                     copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
-            ownership.claim(folder / "model.pt")
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
             say_codes(model, folder)
             if packed:
-                for name in ("model.safetensors", "config.json"):
-                    ownership.claim(folder / name)
                 convert(folder / "model.pt", folder / "model.safetensors")
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
-        ownership.remove(fetched)
+        remove(fetched)
         raise
-    ownership.remove(fetched)
+    remove(fetched)
     return manifest
 
 
@@ -329,7 +333,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
             print(f"{model.name}: {error}", flush=True)
             outcomes[model.name] = outcome(model, error=str(error).partition(";")[0].partition(":")[0])
     path = root / "scores" / "scores.json"
-    with folder_lock(path.parent):  # the file keeps the outcomes of other models
+    with lock(path.parent):  # the file keeps the outcomes of other models
         write_json(path, read_json(path, {}) | outcomes)
     print("\n".join(report(outcomes)), flush=True)
     if failed := [name for name, each in outcomes.items() if each["verdict"] not in (AS_PUBLISHED, NO_FIGURE)]:
@@ -341,7 +345,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
 
 def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
     folder = root / "scores" / model.name
-    with folder_lock(folder):
+    with lock(folder):
         command = ("scripts.pretrained", "get", model.name, "--from", origin, "--models", model.table)
         first = _stage("model", root / model.name, {"archive": model.archive, "from": origin}, (), *command)
         Pipeline({first.key: first}).run([first.key])
@@ -349,7 +353,7 @@ def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
         write_lines(config, configuration(model).splitlines())
         stages = {stage.key: stage for stage in (first, *score_stages(model, root, config))}
         pipeline = Pipeline(stages)
-        with folder_lock(stages["download"].folder.parent):
+        with lock(stages["download"].folder.parent / DATASET):
             pipeline.run(["download"])
         pipeline.run([key for key in stages if key not in (first.key, "download")])
         found = read_json(stages["score"].folder / "scores.json")
@@ -435,7 +439,7 @@ def main() -> None:
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
         model = choose(models, arguments.name)
-        with output_lock(out):
+        with lock(out):
             manifest = get(model, out, arguments.origin, packed=arguments.packed)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
+from scripts.common.outputs import atomic_file
 from scripts.tables import records
 from scripts.tables.measured import Measured
 from scripts.tables.published import Table, read_tables

@@ -1,9 +1,9 @@
 """Train the model of a configuration with fairseq-train, going on from where an earlier run of this command stopped.
 
 DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions), loss.png, and train.json with
-the facts of the run. If DIR holds checkpoints of other settings or other data, the folder is renamed to DIR.1.old (or
-.2.old, ...), never deleted and never resumed. If the settings change back, it is renamed back. Where max-update or
-max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
+the facts of the run. If DIR holds checkpoints of other settings or other data, the command ends with a sentence. Where
+max-update or max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long
+it is to be.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
 --nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the
@@ -12,17 +12,17 @@ configuration (`batch`), also where a training goes on with another number of de
 
 import math
 import os
+import shlex
 import statistics
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from scripts.common import ownership
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import check_path, read_json, write_json
-from scripts.common.lock import output_lock
+from scripts.common.outputs import check_writable, claim, lock, remove
 from scripts.common.process import peak_mb, run_logged
 from scripts.common.provenance import available_cores
 from scripts.common.terminal import StatusLine, clock
@@ -46,39 +46,32 @@ OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates
 
 
 def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
-    """Make ``out`` the folder of this training: a new one, the one there, or one that was put aside earlier.
+    """Make ``out`` the folder of this training, a new one or the one there.
 
     Returns:
-        what was done with an older folder, as a sentence, or None.
+        with what the checkpoints there were made, as a sentence, if they are gone on from with higher limits; or None.
 
     Raises:
-        UserError: there are files in the way that this command did not write.
+        UserError: there are files in the way that this command did not write, or checkpoints of another training.
     """
-    said = []
+    said = None
     current = _identity(out)
     if current != identity:
-        earlier = next(
-            (old for old in sorted(out.parent.glob(f"{out.name}.*.old")) if _identity(old) == identity), None
-        )
-        if earlier is None and current and (raised := _raised_limits(current, identity)):
-            write_json(out / STARTED, read_json(out / STARTED) | identity)
-            said.append(f"the checkpoints in {out} were made with {raised}: going on")
-        elif out.exists() and (current is not None or earlier is not None):
-            ownership.check_replaceable(out)  # somebody's notes stay where they are
-            aside = ownership.set_aside(out)
-            if current is not None:
-                said.append(f"the checkpoints in {out} were made with other settings or data: kept as {aside.name}")
-        if earlier is not None:
-            ownership.check_replaceable(earlier)
-            ownership.take_back(earlier, out)
-            said.append(f"{earlier.name} was made with just these settings and data: taken back as {out.name}")
-    ownership.check_writable(*(out / name for name in (LOG, "train.json", "loss.png", checkpoints.DEVICES)))
-    ownership.claim_pattern(out, "checkpoint*.pt", *HALF_WRITTEN)
+        raised = _raised_limits(current, identity) if current else None
+        if current and not raised:
+            raise UserError(
+                f"the checkpoints in {out} were made with other settings or data: change these back to go on, or keep "
+                f"them under another name (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train anew"
+            )
+        if raised:
+            said = f"the checkpoints in {out} were made with {raised}: going on"
+    check_writable(*(out / name for name in (LOG, "train.json", "loss.png", checkpoints.DEVICES)))
+    claim(out, "checkpoint*.pt", *HALF_WRITTEN)
     for left in (path for pattern in HALF_WRITTEN for path in out.glob(pattern)):
-        ownership.remove(left)  # a full disk, or a kill, left it
-    if _identity(out) != identity:
-        write_json(out / STARTED, identity)
-    return "; ".join(said) or None
+        remove(left)  # a full disk, or a kill, left it
+    if current != identity:
+        write_json(out / STARTED, read_json(out / STARTED, {}) | identity if said else identity)
+    return said
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
@@ -201,9 +194,10 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     def tokens(count: int) -> int:
         return count * (batch_per_device(config.batch, count)["max-tokens"] if config.batch else 1)
 
+    resumed = prepare_folder(out, identity)
+    checkpoints.check_last(out)
     for said in (
-        prepare_folder(out, identity),
-        checkpoints.repair_last(out),
+        resumed,
         checkpoints.move_position(out, devices.total, tokens),
         (taken := take_recorded(config, out, devices)).reason,
     ):
@@ -220,7 +214,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     reporter = Reporter(config.train.get("max-update"))
     log = out / LOG
     for earlier in (DIVERGED, "train.json"):  # of a training that had lower limits, say
-        ownership.remove(out / earlier)
+        remove(out / earlier)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
         run_logged(command, log, reporter, what="fairseq-train", append=going_on)
@@ -266,7 +260,7 @@ def main() -> None:
         shared = [f"--devices={devices.count}", f"--nodes={devices.nodes}"]
         shared += [f"--precision={arguments.precision}"] if arguments.precision else []
         check_first(config, f"--data={arguments.data}", *shared)
-        with output_lock(arguments.out):
+        with lock(arguments.out):
             train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
         taken = take_recorded(config, arguments.out, devices)

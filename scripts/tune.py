@@ -19,10 +19,10 @@ from typing import Any
 
 from data_prep.dataset import load_dataset
 from scripts.average import average, choose
-from scripts.common import ownership, scratch
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, check_path, read_json, work_folder, write_json
+from scripts.common.files import check_path, read_json, write_json
+from scripts.common.outputs import atomic_file, check_writable, remove, replace, work_folder
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
 from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
@@ -67,7 +67,7 @@ class Sweep:
         path = self.work / f"last{last}.pt"
         if not path.exists():
             for other in self.work.glob("last*.pt"):
-                ownership.remove(other)
+                remove(other)
             print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
             checkpoints.save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
         return path
@@ -164,8 +164,8 @@ def main() -> None:
     check_path(arguments.checkpoints)
     if not arguments.checkpoints.is_dir():
         raise UserError(f"no folder {arguments.checkpoints}; expected the checkpoints that scripts.train wrote")
-    ownership.check_writable(out / "tune.csv", out / "model.pt")
-    ownership.remove(out / "tune.json")
+    check_writable(out / "tune.csv", out / "model.pt")
+    remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
         tried = [(one, sweep.perplexity(one)) for one in combinations(config.tune)]
@@ -179,8 +179,8 @@ def main() -> None:
         write_valid(sweep, best[0], arguments.seed)
     write_sweep(out, what, tried, best)
     if config.average:  # of the models the chosen one alone is left
-        ownership.replace(sweep.model(best[0]), out / "model.pt")
-    scratch.remove_leftover(sweep.work)
+        replace(sweep.model(best[0]), out / "model.pt")
+    remove(sweep.work)
 
 
 if __name__ == "__main__":

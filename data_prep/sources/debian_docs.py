@@ -24,7 +24,7 @@ from data_prep.text.documents import html, xml
 from data_prep.text.man import man
 from data_prep.text.parallel import Row, align, fault, sentences, split_by_source
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
+from scripts.common.outputs import open_own
 from scripts.common.schema import require
 
 _KINDS = {

@@ -10,7 +10,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources.supplied import EMPTY, SuppliedText
 from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
+from scripts.common.outputs import open_own
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
+from scripts.common.outputs import open_own
 from scripts.common.process import end_with_parent
 from scripts.common.terminal import StatusLine, clock
 

@@ -22,9 +22,9 @@ from data_prep.steps.corpus import EXAMPLES, Block, Context, Pool, Text, columns
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
 from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
-from scripts.common import ownership, scratch
 from scripts.common.errors import UserError
-from scripts.common.files import copy_file, count_lines, digest, open_own, read_json, write_json
+from scripts.common.files import copy_file, count_lines, digest, read_json, write_json
+from scripts.common.outputs import open_own, remove
 from scripts.common.terminal import clock
 
 MANY = 0.1  # a step that drops more than this share of a split's lines says so
@@ -43,7 +43,6 @@ class Engine:
         self._passes = [Pass("00-read", (Step(name="read"),)), *plan(dataset, work)]
         self._states: list[Text] = []  # after each pass
         self._expected: list[dict[str, Any]] = []
-        scratch.remove_leftovers(work)
         if any(work.glob("[0-9][0-9]-*.json")):
             pool.say(f"going on with what {work} holds")
 
@@ -70,11 +69,11 @@ class Engine:
                     f"{self.dataset.file}: {name}.splits: there is no split {split} when this step runs; "
                     f"there are {', '.join(before.lines)}"
                 )
-        ownership.remove(self._work / each.folder)  # of a run that was interrupted
+        remove(self._work / each.folder)  # of a run that was interrupted
         if not self._keep:
             used = {self._work / file for files in before.files.values() for file in files}
             for path in set(self._work.glob("[0-9][0-9]-*/[!.]*")) - used:
-                ownership.remove(path)
+                remove(path)
         (self._work / each.folder).mkdir()
         with ExitStack() as stack:
             context = Context(before, self._work, each.folder, languages, self._pool, stack)

@@ -19,7 +19,7 @@ from data_prep.dataset import SPLITS
 from data_prep.steps.corpus import CHUNK, Context
 from data_prep.text.readers import HEAD, READERS, check_kind
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
+from scripts.common.outputs import open_own
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """Text that a kind of its own makes: the split, and a line a language."""

@@ -20,7 +20,7 @@ from data_prep.text import bpe, sentencepiece
 from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, open_own
+from scripts.common.outputs import atomic_file, open_own
 
 Log = list[dict[str, Any]]
 WholeStep = Callable[[Context, Step], Log]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.common.errors import UserError
-from scripts.common.files import dispensable
 from scripts.common.process import interruptible
 from scripts.common.terminal import OUTPUT, make_streams_usable
 
@@ -43,9 +42,7 @@ def _in_words(error: OSError) -> str:
         )
     if error.filename == OUTPUT or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error.strerror} ({error.filename}); nothing was written under its final name"
-    found = "".join(f"\n  {each}" for each in dispensable(path)[:10])
-    room = f"make room: of this project's files near it these can go:{found}" if found else "make room on that disk"
-    return f"{error.strerror}: cannot write {path}; nothing was written under its final name. To go on, {room}"
+    return f"{error.strerror}: cannot write {path}; nothing was written under its final name. Make room on that disk"
 
 
 def run_command(main: Callable[[], None], *, unread: bool = True) -> None:

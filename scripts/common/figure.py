@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file
+from scripts.common.outputs import atomic_file
 
 # Beside matplotlib's own fonts, for scripts that these lack; the first that is installed is used.
 _MORE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Droid Sans Fallback", "SimHei")

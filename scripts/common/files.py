@@ -1,93 +1,19 @@
-"""Reading text that people supply, and writing files and folders that exist whole or not at all."""
+"""Reading text that people supply, and text and JSON of this project."""
 
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common import ownership, scratch
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import UserError
+from scripts.common.outputs import atomic_file
 
-_MADE_FROM = "made_from.json"
 POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of what Git leaves in place of a large file, until Git LFS fetches it."""
-
-
-@contextmanager
-def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
-    """Open scratch beside ``path`` for writing; it takes the name ``path`` only if the block ends without an error.
-
-    Raises:
-        UserError: there is a file of that name that this project did not write.
-    """
-    ownership.claim(path)
-    if not any(map(ownership.scratch_for, path.parents)):  # or who made that scratch tidies it up
-        scratch.clear_for(path)
-    with writing(path), scratch.file(path, mode) as (f, partial):
-        yield f
-        f.flush()
-        os.fsync(f.fileno())
-        ownership.replace(partial, path)
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty scratch folder to fill; it replaces ``path`` only if the block ends without an error.
-
-    An older ``path`` stays in place until the new one is complete, and is not touched when the block fails.
-
-    Raises:
-        UserError: ``path`` is there and holds something that this project did not write, or that has been edited.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch.clear_for(path)
-    ownership.check_replaceable(path)
-    with scratch.folder(path) as partial:
-        yield partial
-        scratch.replace_folder(partial, path)
-
-
-def work_folder(path: Path, made_from: Any) -> Path:
-    """The scratch folder in which a killed run was making ``path`` from the same, to go on there, or else a new one.
-
-    What was begun from anything else is removed. The caller holds the lock that keeps others from making ``path``.
-    """
-    for found in scratch.beside(path, "work"):
-        if (found / _MADE_FROM).exists() and read_json(found / _MADE_FROM) == made_from:
-            return found
-        scratch.remove_leftover(found)
-    new = ownership.scratch_path(path, "work")
-    write_json(new / _MADE_FROM, made_from)
-    return new
-
-
-def dispensable(path: Path) -> list[Path]:
-    """List what of this project's near ``path`` can go to make room: what was set aside or left by a kill."""
-    near = [parent for parent in path.absolute().parents if parent.is_dir()][:3]
-    return [
-        each
-        for folder in near
-        for each in sorted(folder.iterdir())
-        if re.search(r"\.\d+\.old$|\.bad$", each.name)
-        or (each.suffix != ".work" and ownership.scratch_for(each) not in (None, path.name))
-    ]
-
-
-@contextmanager
-def open_own(path: Path, mode: str, **options: Any) -> Iterator[IO]:
-    """Open a file of ours under its own name: a log that grows, or what lies in scratch.
-
-    Raises:
-        UserError: there is a file of that name that this project did not write.
-    """
-    ownership.claim(path)
-    with writing(path), open(path, mode, **options) as f:
-        yield f
 
 
 def check_path(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
-from scripts.common.files import open_own
+from scripts.common.outputs import open_own
 
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

@@ -1,19 +1,20 @@
 """Finding, checking and opening the checkpoints that fairseq wrote, without fairseq.
 
 Without the plugin's shims fairseq makes ``checkpoint_last.pt`` and ``checkpoint_best.pt`` by a plain copy: a kill at
-that moment leaves a copy cut short, and so may a machine that loses power. ``repair_last`` is for that.
+that moment leaves a copy cut short, and so may a machine that loses power. ``check_last`` finds it.
 """
 
 import re
+import shlex
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_file, copy_file, read_json, stands_for, write_json
+from scripts.common.files import read_json, stands_for, write_json
+from scripts.common.outputs import atomic_file
 
 DEVICES = "devices.json"  # beside the checkpoints: how many processes, and tokens a step, their positions are for
 STEP = "lightconv_tokens_a_step"  # in a checkpoint whose position was moved: the tokens a step that it is for
@@ -109,19 +110,19 @@ def updates_done(state: dict[str, Any]) -> int:
     return int(history[-1].get("num_updates", -1))
 
 
-def repair_last(folder: Path) -> str | None:
-    """Make sure that fairseq goes on from the newest intact checkpoint of ``folder``: it would fail, or start anew.
+def check_last(folder: Path) -> None:
+    """Refuse a folder whose last checkpoint is damaged or gone: fairseq would fail, or start anew.
 
-    Returns:
-        what was done, as a sentence, or None if there was nothing to do.
+    Raises:
+        UserError: the message says which checkpoint can be gone on from.
     """
     last = folder / "checkpoint_last.pt"
     others = [path for path in folder.glob("checkpoint*.pt") if path != last]
     if not last.exists() and not others:
-        return None
+        return
     problem = damage(last)
     if problem is None:
-        return None
+        return
     intact = [path for path in others if damage(path) is None]
     if not intact:
         raise UserError(
@@ -129,10 +130,10 @@ def repair_last(folder: Path) -> str | None:
             "is whole. Move the folder away to train from the beginning"
         )
     newest = max(intact, key=lambda path: (updates_done(load(path)), path.name))
-    if last.exists():
-        ownership.set_aside(last)
-    copy_file(newest, last)
-    return f"{last.name}: {problem}. Going on from {newest.name} ({updates_done(load(newest)):,} updates) instead"
+    raise UserError(
+        f"cannot go on from {last}: {problem}; the newest whole checkpoint is {newest.name} "
+        f"({updates_done(load(newest)):,} updates). To go on from it: {shlex.join(['cp', str(newest), str(last)])}"
+    )
 
 
 def save(state: dict[str, Any], out: Path) -> None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines, write_json, write_lines
+from scripts.common.outputs import remove
 from scripts.common.process import run_logged
 from scripts.common.terminal import StatusLine
 from scripts.scoring.detokenise import unit_joiner
@@ -179,7 +179,7 @@ def run_generation(
 
 def write_hypotheses(folder: Path, lines: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> None:
     """A folder as scripts.score reads it; the facts are written last and stand for a complete folder."""
-    ownership.remove(folder / FACTS)
+    remove(folder / FACTS)
     for name, text in lines.items():
         write_lines(folder / name, text)
     write_json(folder / FACTS, dict(facts))

@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scripts.common import ownership
 from scripts.common.command import INTERRUPTED
 from scripts.common.errors import UserError
 from scripts.common.files import digest, write_json
+from scripts.common.outputs import check_replaceable, check_writable, remove
 from scripts.common.process import child
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock
@@ -139,7 +139,7 @@ class Pipeline:
                 continue
             made_from, given, git = self.fingerprint(key), stage.given(), git_state()
             print(f"== {stage.title}: {reason}", flush=True)
-            ownership.remove(stage.folder / STAMP)  # from here on the folder is not complete
+            remove(stage.folder / STAMP)  # from here on the folder is not complete
             start = time.monotonic()
             for command in stage.commands:
                 _run_command(stage, command)
@@ -200,8 +200,8 @@ class Pipeline:
         for key, reason in self.to_do(keys).items():
             stage = self.stages[key]
             if stage.replaces and reason:
-                ownership.check_replaceable(stage.folder)
-            ownership.check_writable(stage.folder / STAMP)
+                check_replaceable(stage.folder)
+            check_writable(stage.folder / STAMP)
 
     def completed(self) -> dict[str, Stamp]:
         """Return the stamps of the stages that are complete, by key."""

@@ -18,11 +18,11 @@ import functools
 import shlex
 from pathlib import Path
 
-from data_prep.stages import run_data_stages
-from scripts.common import CHECKOUT, ownership
+from data_prep.stages import DATASET, run_data_stages
+from scripts.common import CHECKOUT
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
-from scripts.common.lock import folder_lock
+from scripts.common.outputs import check_writable, lock
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
@@ -60,13 +60,13 @@ def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
         check_first(run.config, *check)
-    ownership.check_writable(run.record)
+    check_writable(run.record)
     run.check_places(chosen)
     if data := run.chosen(set(names) & set(DATA_STAGES)):
         run_data_stages(run, run.dataset_root, data)
     if set(names) <= set(DATA_STAGES):
         return
-    with folder_lock(run.dataset_root, shared=True):
+    with lock(run.dataset_root / DATASET, shared=True):
         # what --from leaves out is taken as it is
         done, first = run.completed(), NAMES.index(names[0])
         for key, stage in run.stages.items():
@@ -76,7 +76,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -
         errors = [error for seed in seeds if (error := run_seed(run, names, seeds, seed))]
         if errors:
             raise UserError("\n".join(map(str, errors)))
-        with folder_lock(run.model_root):
+        with lock(run.model_root):
             finish(run, names, seeds)
 
 
@@ -87,7 +87,7 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
         UserError: a stage failed in any other way.
     """
     failed = None
-    with folder_lock(seed_root(run.model_root, seed)):
+    with lock(seed_root(run.model_root, seed)):
         try:
             run.run(run.chosen(set(names) & set(SEED_STAGES), [seed]))
         except UserError as error:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from scripts.common import CHECKOUT, ownership
+from scripts.common import CHECKOUT
 from scripts.common.command import INTERRUPTED, argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.process import child, python_module

@@ -16,8 +16,7 @@ import pytest
 from data_prep import __main__ as command
 from data_prep import binarise
 from data_prep.dataset import Dataset, Step, load_dataset
-from scripts.common import ownership
-from scripts.common.ownership import LEDGER
+from scripts.common.outputs import LIST, claim
 from scripts.common.provenance import git_state
 from scripts.pipeline import pipeline
 
@@ -52,7 +51,7 @@ def preprocess(line: list[str], log: Path, on_line: object, *, what: str, cwd: P
     from fairseq_cli import preprocess as fairseq
 
     options = line[line.index("fairseq_cli.preprocess") + 1 :]
-    ownership.claim(log)
+    claim(log.parent, log.name)
     handler = logging.FileHandler(log)
     fairseq.logger.addHandler(handler)
     fairseq.logger.setLevel(logging.INFO)
@@ -119,7 +118,7 @@ def with_steps(*steps: str | dict[str, Any]) -> Dataset:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """All files but those with times in them."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LEDGER)]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LIST)]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from data_prep.dataset import File
 from data_prep.fetch import confirmation, fetch, refusal
-from scripts.common import CHECKOUT, scratch
+from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
-from scripts.common.lock import file_lock
+from scripts.common.outputs import in_the_making, lock
 from tests.data_prep.corpora import KINDS, packed
 from tests.data_prep.web import FtpSite, Served, Site, serving, serving_ftp, wait_until
 
@@ -46,7 +46,7 @@ def get(folder: Path, *urls: str, raw: Path | None = None, name: str = "a.txt", 
 
 def part(folder: Path, name: str = "a.txt") -> Path:
     """The bytes, or notes, of an unfinished download; where there are none, the name that they could have."""
-    return scratch.work_path(folder / name)
+    return in_the_making(folder / name, ".work")
 
 
 def left(folder: Path) -> list[str]:
@@ -70,7 +70,7 @@ def test_a_file_comes_and_is_written_down(tmp_path, site: Site, published):
     path = get(tmp_path, url, bytes=5000, **published)
     assert path.read_bytes() == CONTENT
     assert left(tmp_path) == ["a.txt"]
-    assert list((tmp_path / "out").glob(".*.work")) == []
+    assert list((tmp_path / "out").glob(".*.work.*")) == []
     written, before = entry(tmp_path), (tmp_path / "ledger.json").read_bytes()
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", written.pop("date"))
     trusted = "its published checksum" if published else "on first use"
@@ -237,7 +237,7 @@ def begun(folder: Path, content: bytes, **notes: Any) -> None:
     (folder / "out").mkdir()
     part(folder / "out").write_bytes(content)
     if notes:
-        part(folder / "out", "a.txt.from.json").write_text(json.dumps(notes))
+        in_the_making(folder / "out" / "a.txt", ".from.json").write_text(json.dumps(notes))
 
 
 def test_pieces_that_do_not_fit_are_fetched_once_more_in_one(tmp_path, site: Site):
@@ -484,10 +484,8 @@ def test_a_wrong_file_of_the_users_stops_and_stays(tmp_path, name, content, know
 
 
 def test_a_second_fetch_of_the_same_file_is_refused(tmp_path, site: Site, monkeypatch):
-    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.1)
-    (tmp_path / "out").mkdir()
-    lock = tmp_path / "out" / ".lightconv.a.txt.lock"
-    with file_lock(lock, at_work=""), pytest.raises(UserError, match=rf"process {os.getpid()} on .*fetching "):
+    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.1)
+    with lock(tmp_path / "out" / "a.txt"), pytest.raises(UserError, match=r"another run is at work in .*a.txt; wait"):
         get(tmp_path, site.add("/a", CONTENT))
 
 

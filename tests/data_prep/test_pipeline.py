@@ -243,9 +243,8 @@ def kind_of_file(path: Path, out: Path) -> str:
 
     The splits and languages are one kind: the same lines of code write each.
     """
-    name = re.sub(r"\b[0-9a-f]{16}\b", "", str(path.relative_to(out.parent)))
-    name = re.sub(r"/(train|valid|test)\.\w+$", "/split.language", name)
-    return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.json\.)?(?:\.work)?)$", r"\1*\2", name)
+    name = re.sub(r"/(train|valid|test)\.\w+$", "/split.language", str(path.relative_to(out.parent)))
+    return re.sub(r"(out/raw/)(?!ledger|manifest)\.?[^.]*[^/]*?((?:\.from\.json|\.work)?\.lightconv)?$", r"\1*\2", name)
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -287,7 +286,8 @@ def test_killed_at_each_step(made, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert status == -signal.SIGKILL
             done.append(log.read_text())
             assert len(done) == len(set(done))
-    assert {kind.split("/")[1] for kind in done} >= {"raw", ".prepared..work", "prepared", "binarised", "report.md"}
+    made = {kind.split("/")[1] for kind in done}
+    assert made >= {"raw", ".prepared.work.lightconv", "prepared", "binarised", "report.md"}
     assert results(out) == results(whole.out)
     assert {path.relative_to(out) for path in out.rglob("*")} == {
         path.relative_to(whole.out) for path in whole.out.rglob("*")

@@ -24,10 +24,8 @@ from hypothesis import strategies as st
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
 from scripts import average, evaluate, generate, score, table, train
-from scripts.common import ownership
 from scripts.common.command import run_command
-from scripts.common.files import open_own
-from scripts.common.ownership import LEDGER
+from scripts.common.outputs import LIST, open_own
 from scripts.fairseq_io import devices
 from scripts.fairseq_io import generation as generation_log
 from scripts.fairseq_io.loss_curve import draw_losses
@@ -187,9 +185,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Pat
             assert in_a_process(command, root, turn, None) == 0, (root / "said").read_text()
         made = root / "made"
         written = sorted(path.relative_to(made) for path in made.rglob("*"))
-        assert any(path.name == LEDGER for path in written)
+        assert any(path.name == LIST for path in written)
         beside = [path.with_name(f"{path.name}.{ending}") for path in written for ending in NEAR]
-        return [path for path in [*written, *beside] if path.name != LEDGER]
+        return [path for path in [*written, *beside] if path.name != LIST]
 
     return of
 
@@ -234,4 +232,4 @@ def test_a_killed_command_leaves_no_scratch_once_it_has_run_again(command, tmp_p
     for kill_at in (1, 2, 3, 5, 8):
         in_a_process(command, tmp_path, 0, kill_at)
     assert in_a_process(command, tmp_path, 0, None) == 0, (tmp_path / "said").read_text()
-    assert [path for path in (tmp_path / "made").rglob("*") if ownership.scratch_for(path) is not None] == []
+    assert {path.name for path in (tmp_path / "made").rglob(".*")} <= {LIST, ".out.lock.lightconv"}

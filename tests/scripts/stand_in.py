@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 
 from data_prep import dataset, stages
-from scripts.common import lock
+from scripts.common import outputs
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
@@ -61,7 +61,7 @@ class Place:
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):
             patch.setattr(at, "git_state", lambda: None)
-        patch.setattr(lock, "PATIENCE_SECONDS", 0.1)
+        patch.setattr(outputs, "PATIENCE_SECONDS", 0.1)
         patch.setattr(devices, "_installed", lambda: (0, False))
         patch.setattr(pipeline, "_run_command", self._stage)
         patch.setattr(reproduce, "check_first", self._check)

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import average
-from scripts.common import ownership
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
-from scripts.common.ownership import LEDGER
+from scripts.common.outputs import LIST
 from scripts.fairseq_io import checkpoints
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -182,28 +181,27 @@ def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
     assert done.returncode != 0
     assert done.stderr.startswith(f"error: File too large: cannot write {out}")
     assert "Traceback" not in done.stderr
-    assert [path.name for path in out.parent.iterdir() if path.name != LEDGER] == ["model.pt"]
+    assert [path.name for path in out.parent.iterdir() if path.name != LIST] == ["model.pt"]
     assert out.read_text() == "the older model\n"
 
 
-def test_repair_goes_on_from_the_newest_whole_checkpoint(tmp_path):
-    ownership.claim_pattern(tmp_path, "checkpoint*.pt")
-    assert checkpoints.repair_last(tmp_path) is None
+def test_a_training_never_goes_on_from_a_damaged_checkpoint_or_starts_anew_over_others(tmp_path):
+    checkpoints.check_last(tmp_path)
     for n in (100, 200, 1000):
         save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), float(n))}, n)
     last = save(tmp_path / "checkpoint_last.pt", {"w": torch.full((2,), 1000.0)}, 1000)
-    assert checkpoints.repair_last(tmp_path) is None
+    checkpoints.check_last(tmp_path)
 
     last.write_bytes(last.read_bytes()[:-50])
-    assert "Going on from checkpoint_1_1000.pt (1,000 updates)" in str(checkpoints.repair_last(tmp_path))
-    assert checkpoints.load(last)["model"]["w"].tolist() == [1000.0, 1000.0]
-    assert (tmp_path / "checkpoint_last.pt.1.old").exists()
+    with pytest.raises(UserError, match=r"cut short.*_1000.pt \(1,000 updates\). To go on from it: cp .*1000"):
+        checkpoints.check_last(tmp_path)
 
     last.unlink()
     (tmp_path / "checkpoint_1_1000.pt").write_bytes(b"PK")
-    assert "does not exist. Going on from checkpoint_1_200.pt" in str(checkpoints.repair_last(tmp_path))
+    with pytest.raises(UserError, match=r"does not exist; the newest whole checkpoint is checkpoint_1_200.pt"):
+        checkpoints.check_last(tmp_path)
 
-    for path in tmp_path.glob("checkpoint*"):  # a training never starts anew over damaged checkpoints
+    for path in tmp_path.glob("checkpoint*"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match="Move the folder away"):
-        checkpoints.repair_last(tmp_path)
+        checkpoints.check_last(tmp_path)

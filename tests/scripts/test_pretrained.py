@@ -17,7 +17,7 @@ import torch
 
 from scripts import pretrained
 from scripts.common.errors import UserError
-from scripts.common.lock import output_lock
+from scripts.common.outputs import lock
 from scripts.common.process import ask_python
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
@@ -287,7 +287,7 @@ def test_missing_files_and_other_folders(site, shelf, tmp_path):
         pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=str(shelf))
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("x")
-    with pytest.raises(UserError, match="which this project did not write there: chapter1"):
+    with pytest.raises(UserError, match="what this project did not write there as it is now: chapter1"):
         pretrained.get(MODEL, out=tmp_path / "thesis", origin=str(shelf))
     assert (tmp_path / "thesis" / "chapter1").exists()
 
@@ -317,9 +317,9 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
 
 def test_two_runs_never_fetch_into_one_folder(shelf, tmp_path, monkeypatch):
     out = tmp_path / "model"
-    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr("sys.argv", ["pretrained", "get", NAME, "--from", str(shelf), "--out", str(out)])
-    with output_lock(out), pytest.raises(UserError, match=r"another run .* is at work in .*model; wait until"):
+    with lock(out), pytest.raises(UserError, match=r"another run is at work in .*model; wait until"):
         pretrained.main()
     assert not out.exists()
 

@@ -1,10 +1,9 @@
-"""Locks, scratch and programs that end with us; commands whose output has nowhere to go."""
+"""Locks and programs that end with us; commands whose output has nowhere to go."""
 
 import errno
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import ownership, provenance, scratch
+from scripts.common import provenance
 from scripts.common.errors import UserError
-from scripts.common.files import atomic_folder, count_lines, read_json, read_lines, write_json, write_lines
-from scripts.common.lock import folder_lock
+from scripts.common.files import count_lines, read_json, read_lines, write_json, write_lines
+from scripts.common.outputs import atomic_folder, lock
 from scripts.common.process import ask_python, environment, python_module, run_logged
 from scripts.common.provenance import git_state
 
@@ -27,7 +26,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {checkout!r})
 from scripts.common.command import run_command
-from scripts.common.lock import folder_lock
+from scripts.common.outputs import lock
 from scripts.common.process import run_logged
 def main():
     with open("opened", "w") as file:
@@ -36,7 +35,7 @@ def main():
 run_command(main, unread={unread})
 """
 # a program that runs another one for a minute; both tell their process ids
-PARENT = """with folder_lock(Path(".")):
+PARENT = """with lock(Path("out")):
             child = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
             tell = lambda line: print(line, flush=True)
             run_logged([sys.executable, "-c", child], Path("log"), tell, what="child")"""
@@ -77,28 +76,15 @@ def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, how):
     parent = command(tmp_path, PARENT)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    holder = f"process {parent.pid} on {socket.gethostname()}"
-    with pytest.raises(UserError, match=holder), folder_lock(tmp_path, patience=0):
+    with pytest.raises(UserError, match="another run is at work"), lock(tmp_path / "out", patience=0):
         pass
     parent.send_signal(how)
     status, _, said = ended(parent)
     assert status != 0
     wait_until_gone(pid)
-    with folder_lock(tmp_path):
+    with lock(tmp_path / "out"):
         pass
     assert said == (b"" if how == signal.SIGKILL else b"interrupted; run the same command again to go on\n")
-
-
-def test_readers_share_a_lock_and_a_writer_waits(tmp_path):
-    with (
-        folder_lock(tmp_path, shared=True),
-        folder_lock(tmp_path, shared=True),
-        pytest.raises(UserError, match="another run"),
-        folder_lock(tmp_path, patience=0),
-    ):
-        pass
-    with folder_lock(tmp_path, patience=0):
-        pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
@@ -109,48 +95,12 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", without)
-    with pytest.raises(UserError, match=rf"{tmp_path}.*its file system has no locks.*-o flock"), folder_lock(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be locked.*its file system has no locks.*-o flock"), lock(tmp_path):
         pass
-    write_lines(tmp_path / "text", ["whole"])  # scratch needs none
-    with scratch.folder(tmp_path / "made") as made:
-        assert made.is_dir()
-    assert [each for each in tmp_path.iterdir() if each.suffix == ".partial"] == []
-
-
-def test_what_a_killed_run_left_is_removed_where_only_writers_may_lock(tmp_path, monkeypatch):
-    """As on NFS, which takes the lock of a file for one of its bytes."""
-    flock = fcntl.flock
-
-    def as_on_nfs(descriptor: int, how: int) -> None:
-        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(descriptor, how)
-
-    left = ownership.scratch_path(tmp_path / "text")
-    left.write_text("cut sh")
-    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
-    write_lines(tmp_path / "text", ["whole"])
-    assert not left.exists()
+    write_lines(tmp_path / "text", ["whole"])  # which needs none
     with atomic_folder(tmp_path / "made") as made:
-        (made / "nothing").mkdir()
-    assert {each.name for each in tmp_path.iterdir()} == {".lightconv", "made", "text"}
-
-
-def test_scratch_that_another_process_took_for_a_leftover_is_made_anew(tmp_path, monkeypatch):
-    """It does so between the making of the file and the taking of its lock."""
-    hold = scratch._hold
-    lost: list[Path] = []
-
-    def taken_once(descriptor: int) -> bool:
-        if not lost:
-            lost.extend(scratch.beside(tmp_path / "text", "partial"))
-            lost[0].unlink()
-        return hold(descriptor)
-
-    monkeypatch.setattr(scratch, "_hold", taken_once)
-    write_lines(tmp_path / "text", ["whole"])
-    assert (tmp_path / "text").read_text() == "whole\n"
-    assert len(lost) == 1
+        assert made.is_dir()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".lightconv", "made", "text"]
 
 
 def test_nohup_is_heeded():

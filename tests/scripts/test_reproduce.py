@@ -1,6 +1,5 @@
 """The stages that run, by what has changed, and what is shown and recorded of them."""
 
-import json
 import re
 import shlex
 import shutil
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from scripts.common.errors import UserError
-from scripts.common.files import write_json
+from scripts.common.files import write_json, write_lines
 from scripts.common.process import environment
 from scripts.pipeline.config import load_config
 from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint
@@ -59,7 +58,7 @@ def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_ru
     assert list(record["stages"]) == [*ONE_SEED, "select"]
     assert all(stage["seconds"] >= 0 for stage in record["stages"].values())
     path = done.folder / "work" / "toy" / "model" / "record.json"
-    path.write_text(json.dumps(record | {"machine": "another"}))
+    write_json(path, record | {"machine": "another"})
     done.run()
     assert done.record()["machine"] == "another"
     done.config(CONFIG.replace("beam: 5", "beam: 6"))
@@ -79,9 +78,8 @@ def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_ru
         (lambda p: p.dataset(DATASET + "invalid: drop\n"), "download"),
         (lambda p: p.dataset(DATASET + "steps: [save_raw]\n"), "prepare"),
         (lambda p: p.dataset(DATASET + "binarise: {joined_dictionary: true}\n"), "binarise"),
-        (lambda p: (p.stage_folder("prepare") / "half").write_text("something longer"), "prepare"),
         (lambda p: (p.stage_folder("generate:1") / "generation.json").unlink(), "generate:1"),
-        (lambda p: (p.stage_folder("score:1") / STAMP).write_text("{"), "score:1"),
+        (lambda p: write_lines(p.stage_folder("score:1") / STAMP, ["{"]), "score:1"),
     ],
 )
 def test_a_change_runs_its_stage_and_all_after_it(done, change, first):
@@ -94,6 +92,14 @@ def test_a_change_runs_its_stage_and_all_after_it(done, change, first):
     assert status == 0, err
     keys = [key.replace(":1", ":2") for key in ONE_SEED] if first.endswith(":2") else ONE_SEED
     assert done.ran() == keys[keys.index(first) :]
+
+
+def test_what_a_user_has_edited_is_refused_by_name(done):
+    (done.stage_folder("prepare") / "half").write_text("something longer")
+    done.dataset(DATASET + "steps: [save_raw]\n")
+    status, _, err = done.run()
+    assert (status, done.ran()) == (1, [])
+    assert "prepared would be replaced, and holds what this project did not write there as it is now: half" in err
 
 
 def test_the_configuration_is_checked_before_anything_runs_unless_training_does_it_itself(done):
@@ -163,7 +169,7 @@ def test_a_killed_run_goes_on_with_the_stage_it_was_in_and_other_seeds_run_meanw
     assert done.ran() == ["train:2", "average:2", "evaluate:2:valid", "evaluate:2"]
     status, _, err = done.run("--to", "train")
     assert status == 1
-    assert f"another run (process {process.pid}" in err
+    assert "another run is at work in" in err
     process.send_signal(how)
     assert process.wait(20) != 0
     assert not (done.stage_folder("score:1") / STAMP).exists()

@@ -1,15 +1,16 @@
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from scripts import train
-from scripts.common import ownership
 from scripts.common.errors import UserError
-from scripts.common.lock import output_lock
+from scripts.common.files import write_json
+from scripts.common.outputs import claim, lock
 from scripts.fairseq_io import checkpoints, devices, precision
 from scripts.fairseq_io.inputs import user_dir
 
@@ -116,8 +117,9 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     place.fail("(?s)fairseq-train ended with status 1.*broken", BREAK_AT="3")
     last = place.out / "checkpoint_last.pt"
     last.write_bytes(last.read_bytes()[:100])  # as a kill during fairseq's copy leaves it
+    place.fail(r"cannot go on from .*cut short.* whole checkpoint is checkpoint_1_2.pt \(2 updates\)")
+    shutil.copy(place.out / "checkpoint_1_2.pt", last)
     said = place.train()
-    assert "Going on from checkpoint_1_2.pt (2 updates)" in said
     assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in said
     assert (place.facts["updates"], place.facts["parameters"], place.facts["backend"]) == (4, 1000, None)
     assert place.each_update_is_in_the_log()
@@ -127,9 +129,9 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
 
 
 def test_two_trainings_never_share_a_folder(place, monkeypatch):
-    monkeypatch.setattr("scripts.common.lock.PATIENCE_SECONDS", 0.0)
-    with output_lock(place.out):
-        place.fail(r"another run .* is at work in .*checkpoints; wait until it has ended")
+    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.0)
+    with lock(place.out):
+        place.fail(r"another run is at work in .*checkpoints; wait until it has ended")
     assert not place.out.exists()
 
 
@@ -142,20 +144,18 @@ def test_a_log_without_a_checkpoint_starts_anew(place):
 def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
     dictionary, index = (place.data / name for name in ("dict.en.txt", "train.en-de.en.idx"))
     place.train()
+    refused = r"other settings or data: change these back to go on, or .*\(mv \S+ \S+\.old\) to train anew"
     place.config(CONFIG.replace("0.1", "0.2"))
-    assert "kept as checkpoints.1.old" in place.fail("broken", BREAK_AT="3")
-    assert (place.folder / "checkpoints.1.old" / "train.json").exists()
-    dictionary.write_text("other words")
-    assert "kept as checkpoints.2.old" in place.train()
-    index.write_text(index.name.upper())  # of the same size
-    assert "kept as checkpoints.3.old" in place.train()
-    index.write_text(index.name)
-    dictionary.write_text(dictionary.name)
+    with pytest.raises(UserError, match=refused):
+        place.train()
     place.config()
-    assert "checkpoints.1.old was made with just these settings and data: taken back" in place.train()
+    for path, text in ((dictionary, "other words"), (index, index.name.upper())):  # the one of the same size
+        path.write_text(text)
+        with pytest.raises(UserError, match=refused):
+            place.train()
+        path.write_text(path.name)
+    place.train()
     assert place.count("arguments:") == 2
-    assert not (place.folder / "checkpoints.1.old").exists()
-    assert (place.folder / "checkpoints.4.old").exists()
 
 
 @pytest.mark.parametrize("scheduler", ["inverse_sqrt", "cosine"])  # cosine's rate depends on max-update
@@ -167,13 +167,18 @@ def test_a_higher_limit_goes_on_where_the_learning_rate_allows_it(place, schedul
     limit(2)
     place.train(END_AT="2")
     limit(4)
-    said = place.fail("broken", BREAK_AT="3" if goes_on else "1")  # the facts of the shorter one are gone
-    assert ("were made with max-update 2: going on" in said + place.train()) == goes_on
-    assert (place.folder / "checkpoints.1.old").exists() != goes_on
-    assert place.count("num. shared model params") == (3 if goes_on else 1)
+    refused = "were made with other settings or data"
+    if not goes_on:
+        with pytest.raises(UserError, match=refused):
+            place.train()
+        return
+    said = place.fail("broken", BREAK_AT="3")  # the facts of the shorter one are gone
+    assert "were made with max-update 2: going on" in said + place.train()
+    assert place.count("num. shared model params") == 3
     assert place.each_update_is_in_the_log()
-    limit(3)  # a lower one begins anew
-    assert "were made with other settings or data: kept as" in place.train()
+    limit(3)
+    with pytest.raises(UserError, match=refused):
+        place.train()
 
 
 DIVERGED = r"diverged: the train_inner {} became {} at update 1; lower train\.lr"
@@ -263,10 +268,12 @@ def test_fp16_without_a_gpu_becomes_float32(place):
     assert "--cpu" in place.log
     with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
         place.train("--precision=fp16")
+    shutil.rmtree(place.out)
     place.train("--precision=bf16")  # which is another training
     assert place.facts["precision"] == "bf16"
     assert "LIGHTCONV_MATMUL=bf16" in place.facts["command"]
     assert "products: bf16" in place.log
+    shutil.rmtree(place.out)
     place.train("--precision=fp32")
     assert "products: None" in place.log
 
@@ -280,10 +287,9 @@ def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatc
     assert place.facts["precision"] == "bf16"
     assert place.facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
     assert "products: None" not in place.log
+    shutil.rmtree(place.out)
     place.train("--seed=9")  # another training goes by the processor
     assert place.facts["precision"] == "fp32"
-    place.train()  # the first one, taken back
-    assert place.facts["precision"] == "bf16"
 
 
 class Position:
@@ -291,7 +297,7 @@ class Position:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.last = folder, folder / "checkpoint_last.pt"
-        ownership.claim_pattern(folder, self.last.name)
+        claim(folder, "checkpoint*.pt")
 
     def save(self, batches: int, size: int = 1) -> None:
         state = {"epoch": 3, "iterations_in_epoch": batches}
@@ -310,7 +316,7 @@ def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
     position.save(30)
     assert position.move(2) == (None, 30)
     assert position.move(6) == ("going on with 6 processes in place of 2, as far into the epoch", 10)
-    of_devices.write_text('{"devices": 2}')  # as a kill between the two writes leaves it
+    write_json(of_devices, {"devices": 2})  # as a kill between the two writes leaves it
     assert position.move(6)[1] == 10
     assert position.move(1)[1] == 60
 
@@ -322,7 +328,7 @@ def test_the_place_in_the_text_moves_with_the_tokens_of_a_step(tmp_path):
     assert position.move(2, lambda count: 4000) == (None, 30)  # each of two reads half as much
     said = "going on with 2,000 tokens in a step of all processes, as far into the epoch"
     assert position.move(2, lambda count: 2000) == (said, 60)
-    (tmp_path / checkpoints.DEVICES).write_text('{"devices": 1}')  # of an earlier version
+    write_json(tmp_path / checkpoints.DEVICES, {"devices": 1})  # of an earlier version
     position.save(320)
     assert position.move(16, {1: 4096, 16: 32_768}.__getitem__)[1] == 40
 
