@@ -18,10 +18,23 @@ from tests.forks import executable, parse_flags_once, ready_to_fork, wait_for_no
 
 # a user's own settings, which change what programs say and do: tests set what they depend on
 OWN = ("ATEN_", "COLUMNS", "DNNL_", "FAIRSEQ_", "GIT_", "HF_", "LANG", "LC_", "LIGHTCONV_BACKEND", "LIGHTCONV_MATMUL")
-OWN += ("MASTER_", "MPL", "ONEDNN_", "PIP_", "PYTHONIOENCODING", "PYTHONOPTIMIZE", "RANK", "SLURM_", "TZ", "WORLD_SIZE")
+OWN += (
+    "WORLD_SIZE",
+    "MASTER_",
+    "MPL",
+    "ONEDNN_",
+    "PIP_",
+    "PYTHONIOENCODING",
+    "PYTHONOPTIMIZE",
+    "PYTHONWARNINGS",
+    "RANK",
+    "SLURM_",
+    "TZ",
+)
 for _name in [name for name in os.environ if name.startswith(OWN)]:
     del os.environ[_name]
 os.environ |= {"LC_ALL": "C.UTF-8", "MPLBACKEND": "Agg", "PIP_CONFIG_FILE": os.devnull}
+os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign", "GIT_CONFIG_VALUE_0": "false"}
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 

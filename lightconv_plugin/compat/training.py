@@ -84,11 +84,11 @@ def name_all_flags_at_once() -> None:
     @shim(options, "parse_args_and_arch")
     def checked(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
         parsed = original(parser, input_args, *args, **kwargs)
-        if input_args is None and getattr(parsed, "arch", None):  # a command that trains
-            lacking = _lacking_flags(parsed)
-            if lacking:
-                reasons, flags = zip(*lacking, strict=True)
-                sys.exit(f"error: {'; '.join(reasons)}. Add to the command: {' '.join(flags)}")
+        # fairseq-generate has an --arch too, but no --max-update
+        trains = input_args is None and getattr(parsed, "arch", None) and hasattr(parsed, "max_update")
+        if trains and (lacking := _lacking_flags(parsed)):
+            reasons, flags = zip(*lacking, strict=True)
+            sys.exit(f"error: {'; '.join(reasons)}. Add to the command: {' '.join(flags)}")
         return parsed
 
 

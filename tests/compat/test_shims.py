@@ -135,6 +135,13 @@ def test_all_flags_that_a_command_lacks_are_named_at_once(given: str, added: str
     parsed()
 
 
+def test_generation_is_asked_for_no_flags_of_training(monkeypatch) -> None:
+    parser = options.get_generation_parser()
+    parser.add_argument("--arch", default="wav2vec2")  # as fairseq-generate does
+    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", "model.pt"])
+    assert options.parse_args_and_arch(parser).arch == "wav2vec2"
+
+
 def test_fp16_on_a_cpu_is_refused_in_a_sentence(train: Train, tmp_path: Path) -> None:
     for option in ("--fp16", "--memory-efficient-fp16"):
         with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
