@@ -1,6 +1,7 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
-from typing import Any
+from operator import index
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,10 @@ from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear, is_plain
 from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_width
+from lightconv_plugin.ops.api import SequenceOptions as Options
 
 DROPCONNECT_PER = ("position", "kernel")
+Past = IncrementalState | None
 
 
 class TimeConv(StepByStep):
@@ -28,6 +31,8 @@ class TimeConv(StepByStep):
             "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
             DynamicConv has a kernel for each position, so for it both are the same.
         normalization: a name in ``ops.NORMALIZATIONS``.
+        batch_first: x, the query and results are (B, T, ...), and states of whole sequences (B, K - 1, C), as in
+            ``nn.LSTM``; a call's own ``batch_first`` goes before. An incremental state has one form for both.
         backend: "auto", or the one backend that may run.
 
     Raises:
@@ -39,17 +44,18 @@ class TimeConv(StepByStep):
         self,
         channels: int,
         kernel_size: int,
-        *,
         heads: int,
         causal: bool,
-        dropconnect: float = 0.0,
-        dropconnect_per: str = "position",
-        normalization: str = "softmax",
-        backend: str = "auto",
+        dropconnect: float,
+        dropconnect_per: str,
+        normalization: str,
+        batch_first: bool,
+        backend: str,
     ) -> None:
         super().__init__(causal=causal)
         check_width(kernel_size, causal=causal)
         check_heads(channels, heads)
+        channels, kernel_size, heads = index(channels), index(kernel_size), index(heads)  # numpy's, or a tensor's
         if not 0.0 <= dropconnect < 1.0:
             raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
         for name, value, choices in (
@@ -66,6 +72,7 @@ class TimeConv(StepByStep):
         self.weight_dropout = Dropout(dropconnect, self)
         self.dropconnect_per = dropconnect_per
         self.normalization = normalization
+        self.batch_first = batch_first
         self.backend = backend
 
     @property
@@ -82,20 +89,26 @@ class TimeConv(StepByStep):
         if x.shape[-1] != features:
             raise ValueError(f"{type(self).__name__} was made for {features} channels of {name}; got {tuple(x.shape)}")
 
-    def step(self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, **options: Any) -> Tensor:
-        """The newest positions (T, B, C), convolved with those before them.
+    def step(
+        self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, return_state: bool, options: Options
+    ) -> Tensor:
+        """Convolve the newest positions with those before them; they are returned as they lie in x.
 
         Args:
-            x: (T, B, C).
-            weight: logits (H, K), or (T, B, H, K) of these positions.
+            x: (T, B, C), or (B, T, C), as the options say.
+            weight: logits (H, K), or those of these positions, (..., H, K), which lie as x does.
             incremental_state: where the inputs so far are kept.
-            options: those of whole sequences, which a step refuses.
+            return_state, options: those of whole sequences, of which a step takes batch_first alone.
 
         Raises:
-            ValueError: no position, such options, or a module that also looks to the right.
+            ValueError: no position, other options, or a module that also looks to the right.
         """
-        if options:
-            raise ValueError(f"a step with an incremental state takes none of: {', '.join(options)}")
+        batch_first = options["batch_first"]
+        refused = [*(name for name in options if name != "batch_first"), *(["return_state"] if return_state else [])]
+        if refused:
+            raise ValueError(f"a step with an incremental state takes none of: {', '.join(refused)}")
+        if batch_first:
+            x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
@@ -106,7 +119,7 @@ class TimeConv(StepByStep):
             weight, normalization = F.dropout(weight, dropconnect), "none"
         out, saved = ops.conv_step(x, weight, saved, normalization=normalization, backend=self.backend)
         self.set_incremental_state(incremental_state, saved)
-        return out
+        return out.transpose(0, 1) if batch_first else out
 
     def extra_repr(self) -> str:
         return (
@@ -122,9 +135,23 @@ class LightweightConv(TimeConv):
     Its arguments and errors are those of ``TimeConv``.
     """
 
-    def __init__(self, channels: int, kernel_size: int, **options) -> None:
-        super().__init__(channels, kernel_size, **options)
-        self.weight = nn.Parameter(torch.empty(self.heads, kernel_size))
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        heads: int,
+        causal: bool,
+        dropconnect: float = 0.0,
+        dropconnect_per: str = "position",
+        normalization: str = "softmax",
+        batch_first: bool = False,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(
+            channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend
+        )
+        self.weight = nn.Parameter(torch.empty(self.heads, self.kernel_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -135,15 +162,31 @@ class LightweightConv(TimeConv):
         """The kernels that x is convolved with, normalised: (H, K), whatever the query."""
         return ops.normalize_kernel(self.weight, self.normalization)
 
-    def forward(self, x: Tensor, incremental_state: IncrementalState | None = None, **options: Any) -> Any:
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        incremental_state: Past = None,
+        *,
+        return_state: Literal[False] = False,
+        **options: Unpack[Options],
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self, x: Tensor, incremental_state: Past = None, *, return_state: Literal[True], **options: Unpack[Options]
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, x: Tensor, incremental_state: Past = None, *, return_state: bool = False, **options: Unpack[Options]
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
         ``options``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
-        ``ops.light_conv`` takes them; none with a state.
+        ``ops.light_conv`` takes them; with an incremental state batch_first alone.
         """
         self.check_features(x, self.channels)
+        options.setdefault("batch_first", self.batch_first)
         if incremental_state is not None:
-            return self.step(x, self.weight, incremental_state, **options)
+            return self.step(x, self.weight, incremental_state, return_state, options)
         weight: Tensor = self.weight
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0 and self.dropconnect_per == "kernel":  # what is left is a kernel, for any backend
@@ -155,8 +198,12 @@ class LightweightConv(TimeConv):
             normalization=normalization,
             dropconnect=dropconnect,
             backend=self.backend,
+            return_state=return_state,
             **options,
         )
+
+    if TYPE_CHECKING:  # nn.Module's takes and returns anything
+        __call__ = forward
 
 
 class DynamicConv(TimeConv):
@@ -173,10 +220,24 @@ class DynamicConv(TimeConv):
     """
 
     def __init__(
-        self, channels: int, kernel_size: int, *, query_dim: int | None = None, query_heads: int = 1, **options
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        heads: int,
+        causal: bool,
+        query_dim: int | None = None,
+        query_heads: int = 1,
+        dropconnect: float = 0.0,
+        dropconnect_per: str = "position",
+        normalization: str = "softmax",
+        batch_first: bool = False,
+        backend: str = "auto",
     ) -> None:
-        super().__init__(channels, kernel_size, **options)
-        query_dim = channels if query_dim is None else query_dim
+        super().__init__(
+            channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend
+        )
+        query_dim, query_heads = self.channels if query_dim is None else index(query_dim), index(query_heads)
         if not 0 < query_heads <= query_dim or self.heads % query_heads or query_dim % query_heads:
             raise ValueError(
                 f"{query_heads} query heads do not divide {self.heads} heads and a query of {query_dim}; "
@@ -184,30 +245,48 @@ class DynamicConv(TimeConv):
             )
         self.query_dim, self.query_heads = query_dim, query_heads
         # nn.Linear's own start, as the published models were started
-        self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * kernel_size, bias=False)
+        self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * self.kernel_size, bias=False)
 
+    @overload
     def forward(
         self,
         x: Tensor,
-        incremental_state: IncrementalState | None = None,
+        incremental_state: Past = None,
         query: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
+        *,
+        return_state: Literal[False] = False,
+        **options: Unpack[Options],
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        incremental_state: Past = None,
+        query: Tensor | None = None,
+        *,
+        return_state: Literal[True],
+        **options: Unpack[Options],
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self,
+        x: Tensor,
+        incremental_state: Past = None,
+        query: Tensor | None = None,
+        *,
+        return_state: bool = False,
+        **options: Unpack[Options],
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
-        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise. ``options``: batch_first,
-        cu_seqlens, initial_state, return_state, bias, activation and residual, as ``ops.dynamic_conv`` takes them, none
-        with a state; the query lies as x does.
+        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise; it lies as x does.
+        ``options``: as for ``LightweightConv``.
         """
         self.check_features(x, self.channels)
         self.check_features(x if query is None else query, self.query_dim, "the query")
-        if query is None and self.query_heads == 1:
-            logits = apply_linear(self.weight_linear, x)
-            weight = logits.view(*x.shape[:-1], self.heads, self.kernel_size)
-        else:
-            weight = self.predict(x if query is None else query)
+        weight = self.predict(x if query is None else query)
+        options.setdefault("batch_first", self.batch_first)
         if incremental_state is not None:
-            return self.step(x, weight, incremental_state, **options)
+            return self.step(x, weight, incremental_state, return_state, options)
         return ops.dynamic_conv(
             x,
             weight,
@@ -215,8 +294,12 @@ class DynamicConv(TimeConv):
             normalization=self.normalization,
             dropconnect=self.weight_dropout.probability,
             backend=self.backend,
+            return_state=return_state,
             **options,
         )
+
+    if TYPE_CHECKING:  # nn.Module's takes and returns anything
+        __call__ = forward
 
     def kernels(self, query: Tensor) -> Tensor:
         """The normalised kernels, (T, B, H, K), of a query (T, B, Q): x where the module has no query of its own."""

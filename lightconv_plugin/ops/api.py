@@ -1,6 +1,7 @@
 """LightConv and DynamicConv over whole sequences, for users: arguments are checked once, here."""
 
 from functools import partial
+from operator import index
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -12,17 +13,22 @@ from lightconv_plugin.ops.normalization import prepare_kernel
 from lightconv_plugin.ops.sequences import Place
 
 
-class ConvOptions(TypedDict, total=False):
-    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
+class SequenceOptions(TypedDict, total=False):
+    """Options of a call of the modules, for type checkers."""
 
-    normalization: str
-    dropconnect: float
     batch_first: bool
     cu_seqlens: Tensor | None
     initial_state: Tensor | None
     bias: Tensor | None
     activation: str | None
     residual: Tensor | None
+
+
+class ConvOptions(SequenceOptions, total=False):
+    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
+
+    normalization: str
+    dropconnect: float
     backend: str
 
 
@@ -34,6 +40,10 @@ def light_conv(
 def light_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[ConvOptions]
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def light_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def light_conv(
     x: Tensor,
     weight: Tensor,
@@ -88,6 +98,10 @@ def dynamic_conv(
 def dynamic_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[ConvOptions]
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def dynamic_conv(
+    x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def dynamic_conv(
     x: Tensor,
     weight: Tensor,
@@ -138,6 +152,8 @@ def _run(
             f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
     width = weight.shape[-1]
+    if not isinstance(padding_l, (int, torch.SymInt)) and hasattr(padding_l, "__index__"):
+        padding_l = index(padding_l)  # of numpy, or a tensor of one number
     if not isinstance(padding_l, (int, torch.SymInt)) or not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:

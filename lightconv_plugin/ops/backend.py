@@ -48,7 +48,6 @@ class Operator(NamedTuple):
         few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
         bf16: it computes products in bfloat16, where that is asked for and the processor has units for it.
         fuses: it joins what PyTorch does in several kernels, where PyTorch neither compiles nor casts.
-        transforms: it has rules for ``torch.func`` and for forward-mode derivatives.
     """
 
     gradient: str | None = None
@@ -59,7 +58,6 @@ class Operator(NamedTuple):
     few_rows: bool = False
     bf16: bool = False
     fuses: bool = False
-    transforms: bool = False
 
     @property
     def replaces(self) -> bool:
@@ -68,10 +66,10 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    "light_conv": Operator("light_conv_backward", casts=True, transforms=True),
-    "dynamic_conv": Operator("dynamic_conv_backward", casts=True, transforms=True),
+    "light_conv": Operator("light_conv_backward", casts=True),
+    "dynamic_conv": Operator("dynamic_conv_backward", casts=True),
     "glu_mask": Operator("glu_mask_backward"),
-    "dropout": Operator("dropout", transforms=True),
+    "dropout": Operator("dropout"),
     "smoothed_nll": Operator("smoothed_nll_backward"),
     "residual_norm": Operator("residual_norm_backward", widest=4096, fuses=True),
     "conv_step": Operator(casts=True, widest=3072),
@@ -95,8 +93,6 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
     Raises:
         ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
     """
-    if torch.compiler.is_compiling():
-        import lightconv_plugin.ops.compiling  # noqa: F401  every operator comes by here first
     name = backend if backend != "auto" else os.environ.get(VARIABLE) or "auto"
     if name == "reference":
         _announce(operator, name)
@@ -146,7 +142,7 @@ class UnsupportedReason(NamedTuple):
 
 _DECODES = UnsupportedReason("it records no gradients; decode under torch.no_grad()")
 _TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
-_BEYOND = UnsupportedReason("PyTorch gives it no functionalize, and no forward mode within forward mode", True)
+_RECORDED = UnsupportedReason("a program is recorded (export, trace), which needs no library where it is loaded", True)
 _FLOAT32 = UnsupportedReason(
     "it has numbers to multiply, in bfloat16, where ops.set_precision or PyTorch's switch says so, the processor has "
     "AMX or AVX512-BF16, and torch neither compiles nor casts",
@@ -166,16 +162,15 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         x: its first tensor.
         others: its further floating-point tensors, as far as they can decide it.
     """
+    if autograd.transformed():
+        return _TRANSFORMED
+    if autograd.recording():
+        return _RECORDED
     device, dtype = x.device, x.dtype
     refused = _reason_of_kind(operator, device.type, dtype)
     if refused is not None:
         return refused
     about = OPERATORS[operator]
-    if about.transforms:
-        if autograd.beyond_functions():
-            return _BEYOND
-    elif autograd.transformed():
-        return _TRANSFORMED
     if about.few_rows and not (
         0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()

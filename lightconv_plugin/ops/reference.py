@@ -111,7 +111,7 @@ def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> T
     """The last K - 1 inputs (K - 1, B, C), those of ``initial_state`` and zeros among them where T is less."""
     if initial_state is None:
         initial_state = x.new_zeros(width - 1, *x.shape[1:])
-    return torch.cat([initial_state, x])[len(x) :]
+    return torch.cat([initial_state, x])[x.shape[0] :]  # len() would fix the length of a recorded program
 
 
 def packed(

@@ -38,16 +38,16 @@ class Place(NamedTuple):
         state, offsets = self.initial_state, self.cu_seqlens
         if offsets is not None:
             whole = offsets.dtype in (torch.int32, torch.int64)
-            if offsets.ndim != 1 or not len(offsets) or not whole or offsets.device != x.device:
+            if offsets.ndim != 1 or offsets.shape[0] < 1 or not whole or offsets.device != x.device:
                 raise ValueError(
                     f"{operator}: cu_seqlens is expected as (N + 1,) int32 or int64 on {x.device}; "
                     f"got {tuple(offsets.shape)} {offsets.dtype} on {offsets.device}"
                 )
             if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
                 given = offsets.tolist()
-                if given[0] != 0 or given[-1] != len(x) or given != sorted(given):
+                if given[0] != 0 or given[-1] != x.shape[0] or given != sorted(given):
                     raise ValueError(
-                        f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {given[:9]}"
+                        f"{operator}: cu_seqlens must rise from 0 to the {x.shape[0]} rows of x; got {given[:9]}"
                     )
         if (state is not None or self.return_state) and padding_l != width - 1:
             raise ValueError(
@@ -56,7 +56,7 @@ class Place(NamedTuple):
             )
         if state is None:
             return
-        sentences = len(offsets) - 1 if offsets is not None else x.shape[0 if self.batch_first else 1]
+        sentences = offsets.shape[0] - 1 if offsets is not None else x.shape[0 if self.batch_first else 1]
         shape = (sentences, width - 1) if self.batch_first else (width - 1, sentences)
         if state.shape != (*shape, x.shape[-1]) or state.dtype != x.dtype or state.device != x.device:
             raise ValueError(
@@ -79,7 +79,7 @@ def convolve(
         if on_cpu:
             out = conv(x, weight, offsets=offsets.long().contiguous(), initial_state=state).squeeze(1)
         else:
-            out = _convolve_packed(conv, x, weight, max(padding_l, width - 1 - padding_l), offsets, state).squeeze(1)
+            out = convolve_packed(conv, x, weight, padding_l, offsets, state).squeeze(1)
     else:
         if place.batch_first:
             x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
@@ -90,7 +90,10 @@ def convolve(
         out = out.transpose(0, 1) if place.batch_first else out
     if not place.return_state:
         return out
-    last = final_state(x, width, offsets, state)
+    if native and offsets is None and x.shape[0] >= width - 1:
+        last = x[x.shape[0] - width + 1 :]
+    else:
+        last = final_state(x, width, offsets, state)
     return out, (last.transpose(0, 1) if place.batch_first else last).clone(memory_format=torch.contiguous_format)
 
 
@@ -102,31 +105,31 @@ def _convolve_behind(
     conv: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, initial_state: Tensor
 ) -> Tensor:
     """x (T, B, C) behind a state (K - 1, B, C)."""
-    before = len(initial_state)
+    before = initial_state.shape[0]
     if weight.ndim == 4:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, before, 0), value=1.0)
     return conv(torch.cat([initial_state, x]), weight)[before:]
 
 
-def _convolve_packed(
+def convolve_packed(
     conv: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
     weight: Tensor,
-    gap: int,
+    padding_l: int,
     cu_seqlens: Tensor,
     initial_state: Tensor | None,
 ) -> Tensor:
-    """Packed sentences (total, 1, C), each behind ``gap`` positions: zeros, or its state of (gap, N, C).
+    """Packed sentences (total, 1, C), each behind as many positions as a kernel reaches: zeros, or its state.
 
     The offsets stay on their device, so that a GPU runs on.
     """
-    begins = cu_seqlens[:-1].long()
-    places = torch.arange(len(x), device=x.device)
-    rows = places + gap * torch.searchsorted(cu_seqlens[1:].long(), places, right=True) + gap
-    longer = len(x) + gap * len(begins)
+    gap = max(padding_l, weight.shape[-1] - 1 - padding_l)
+    offsets, places = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
+    rows = places + gap * torch.searchsorted(offsets, places, right=True)
+    longer = x.shape[0] + gap * (offsets.shape[0] - 1)
     spread = x.new_zeros(longer, *x.shape[1:]).index_copy(0, rows, x)
     if initial_state is not None:
-        behind = begins + gap * torch.arange(len(begins), device=x.device)
+        behind = offsets[:-1] + gap * torch.arange(offsets.shape[0] - 1, device=x.device)
         before = behind + torch.arange(gap, device=x.device).unsqueeze(1)
         spread = spread.index_copy(0, before.flatten(), initial_state.flatten(0, 1).unsqueeze(1))
     if weight.ndim == 4:
@@ -135,13 +138,13 @@ def _convolve_packed(
 
 
 def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> Tensor:
-    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C); perhaps a part of x."""
-    before = width - 1
+    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
     if cu_seqlens is None:
-        return x[len(x) - before :] if len(x) >= before else reference.final_state(x, width, initial_state)
+        return reference.final_state(x, width, initial_state)
+    before = width - 1
     if initial_state is None:
-        initial_state = x.new_zeros(before, len(cu_seqlens) - 1, x.shape[2])
-    if not len(x):
+        initial_state = x.new_zeros(before, cu_seqlens.shape[0] - 1, x.shape[2])
+    if x.shape[0] == 0:
         return initial_state
     rows = cu_seqlens[1:].long() - torch.arange(before, 0, -1, device=x.device).unsqueeze(1)
     ahead = rows - cu_seqlens[:-1]  # below 0: before the sentence's first, in its state

@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.autograd import apply, examples, in_graph, recorded
+from lightconv_plugin.ops.autograd import gradients_of, recorded
 from lightconv_plugin.ops.backend import takes
 
 READY_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -33,33 +33,25 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
     return (native_glu_mask if takes("glu_mask", x) else reference.glu_mask)(x, padding_mask)
 
 
-@in_graph
 def native_glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """``torch.ops.lightconv.glu_mask``, differentiable in x."""
     if recorded(x):
-        return apply(_GluMask, x, padding_mask)
+        return _GluMask.apply(x, padding_mask)
     return torch.ops.lightconv.glu_mask(x, padding_mask)
 
 
 class _GluMask(Function):
-    """The gate; its further derivatives are PyTorch's."""
-
     @staticmethod
-    def forward(x: Tensor, padding_mask: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, padding_mask)
         return torch.ops.lightconv.glu_mask(x, padding_mask)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         x, padding_mask = ctx.saved_tensors
-        if not recorded(grad, x):
-            return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
-        if padding_mask is not None:
-            grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return torch.ops.aten.glu_backward(grad, x, -1), None
+        if recorded(grad, x):
+            return gradients_of(lambda x: reference.glu_mask(x, padding_mask), (x,), (True,), grad)[0], None
+        return torch.ops.lightconv.glu_mask_backward(grad, x, padding_mask), None
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
@@ -78,41 +70,29 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return native_dropout(x, p, torch.randint(2**62, (1,), device=x.device))
 
 
-@in_graph
 def native_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     """``torch.ops.lightconv.dropout``, differentiable in x."""
     if recorded(x):
-        return apply(_Dropout, x, p, seed)
+        return _Dropout.apply(x, p, seed)
     return torch.ops.lightconv.dropout(x, p, seed)
 
 
 class _Dropout(Function):
-    """Keeps the seed alone: it is linear, and every derivative of it is itself."""
+    """Keeps the seed alone: it is linear, and its derivative is itself."""
 
     @staticmethod
-    def forward(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float, seed: Tensor) -> Tensor:
+        ctx.p = p
+        ctx.save_for_backward(seed)
         return torch.ops.lightconv.dropout(x, p, seed)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, Tensor], output: Tensor) -> None:
-        _, ctx.p, seed = inputs
-        ctx.save_for_backward(seed)
-        ctx.save_for_forward(seed)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return native_dropout(grad, ctx.p, *ctx.saved_tensors), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor, *_: None) -> Tensor:
-        return native_dropout(dx, ctx.p, *ctx.saved_tensors)
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, None, int | None], x: Tensor, p: float, seed: Tensor
-    ) -> tuple[Tensor, int]:
-        each = examples(info.batch_size, (x, seed), (in_dims[0], in_dims[2]))
-        return torch.stack([native_dropout(a, p, b) for a, b in each]), 0
+        (seed,) = ctx.saved_tensors
+        if not recorded(grad):
+            return torch.ops.lightconv.dropout(grad, ctx.p, seed), None, None
+        ones = torch.ones(grad.shape, dtype=grad.dtype, device=grad.device)
+        return grad * torch.ops.lightconv.dropout(ones, ctx.p, seed), None, None
 
 
 def residual_norm(
@@ -149,7 +129,7 @@ def native_residual_norm(
     """``torch.ops.lightconv.residual_norm``'s normalised rows, and the rows before, differentiable in all tensors."""
     given = (x, y, weight, bias, p, seed, eps, y_bias)
     if recorded(x, y, weight, bias, *([] if y_bias is None else [y_bias])):
-        return apply(_ResidualNorm, *given)
+        return _ResidualNorm.apply(*given)
     return torch.ops.lightconv.residual_norm(*given)[:2]
 
 
@@ -248,46 +228,43 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     Raises:
         RuntimeError: a target outside 0..V-1, on a CPU. On a GPU it gives NaN.
     """
-    if takes("smoothed_nll", logits):
-        return _SmoothedNll.apply(logits, target, smoothing, ignore)
+    share = smoothing / (logits.shape[1] - 1)
+    shares = (1 - smoothing - share, share)
+    return (_SmoothedNll.apply if takes("smoothed_nll", logits) else _smoothed_nll)(logits, target, shares, ignore)
+
+
+def _smoothed_nll(logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int) -> tuple[Tensor, Tensor]:
+    """Define the loss; ``shares`` are the factors of its two sums."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     # masked, not picked out: a GPU would be waited for, to learn how many rows there are
     ignored = (target == ignore).unsqueeze(1)
     log_p = torch.log_softmax(wide.masked_fill(ignored, 0), dim=-1).masked_fill(ignored, 0)
     nll = -log_p.gather(1, target.unsqueeze(1).masked_fill(ignored, 0)).sum()
-    share = smoothing / (logits.shape[1] - 1)
-    return (1 - smoothing - share) * nll - share * log_p.sum(), nll.detach()
+    return shares[0] * nll - shares[1] * log_p.sum(), nll.detach()
 
 
 class _SmoothedNll(Function):
     """Moves, with s bytes a logit, forward and backward together, 3 * N * V * s bytes of a GPU's memory."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
+    ) -> tuple[Tensor, Tensor]:
         sums, log_sums = torch.ops.lightconv.smoothed_nll(logits, target, ignore)
-        share = smoothing / (logits.shape[1] - 1)
         ctx.save_for_backward(logits, target, log_sums)
-        ctx.shares, ctx.ignore = (1 - smoothing - share, share), ignore
+        ctx.shares, ctx.ignore = shares, ignore
         nll, everything = sums.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.mark_non_differentiable(nll)
-        return ctx.shares[0] * nll + ctx.shares[1] * everything, nll
+        return shares[0] * nll + shares[1] * everything, nll
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target, log_sums = ctx.saved_tensors
         if recorded(grad, logits):
-            return _smoothed_nll_gradient(grad, logits, target, ctx.shares, ctx.ignore), None, None, None
+
+            def definition(logits: Tensor) -> Tensor:
+                return _smoothed_nll(logits, target, ctx.shares, ctx.ignore)[0]
+
+            return gradients_of(definition, (logits,), (True,), grad)[0], None, None, None
         operator = torch.ops.lightconv.smoothed_nll_backward
         return operator(grad, logits, target, log_sums, *ctx.shares, ctx.ignore), None, None, None
-
-
-def _smoothed_nll_gradient(
-    grad: Tensor, logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int
-) -> Tensor:
-    """Return what ``torch.ops.lightconv.smoothed_nll_backward`` gives, differentiable in grad and logits."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    ignored, p = (target == ignore).unsqueeze(1), torch.softmax(wide, dim=-1)
-    wanted = torch.zeros_like(p).scatter(1, target.unsqueeze(1).masked_fill(ignored, 0), 1.0)
-    of_nll, of_all = shares
-    slope = (of_nll + of_all * logits.shape[1]) * p - of_nll * wanted - of_all
-    return (grad * slope.masked_fill(ignored, 0)).to(logits.dtype)
