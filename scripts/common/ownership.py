@@ -20,12 +20,10 @@ import json
 import os
 import re
 import secrets
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scripts.common import CHECKOUT
 from scripts.common.errors import UserError, writing
 
 LEDGER = ".lightconv"
@@ -128,32 +126,6 @@ def claim_pattern(folder: Path, *patterns: str) -> None:
     new = [pattern for pattern in patterns if pattern not in listed]
     check_writable(*(path for pattern in new for path in folder.glob(pattern)))
     _append(folder, *({"pattern": pattern} for pattern in new))
-
-
-def adopt(*paths: Path, generated: bool = False) -> None:
-    """Enter those files that git has as they are: nothing is lost when they are replaced.
-
-    Where no git repository holds them, as in a copy of a checkout without its history, enter them if they are
-    ``generated``: files that nobody writes by hand. What is listed with another size has been edited, and stays.
-    """
-    for path in paths:
-        if not os.path.lexists(path) or (ledger := _Ledger(path.parent)).has(path):
-            continue
-        if _is_committed(path) or (generated and path.name not in ledger.sizes and not _is_in_repository(path)):
-            _append(path.parent, {"name": path.name, "bytes": path.lstat().st_size})
-
-
-def _is_in_repository(path: Path) -> bool:
-    return any((folder / ".git").exists() for folder in path.absolute().parents)
-
-
-def _is_committed(path: Path) -> bool:
-    git = ["git", "-c", f"safe.directory={CHECKOUT}", "-C", str(path.parent)]
-    try:
-        said = subprocess.run([*git, "status", "--porcelain", "--ignored", "--", path.name], capture_output=True)
-    except OSError:  # no git
-        return False
-    return said.returncode == 0 and not said.stdout  # of other files it says that they are new, changed or ignored
 
 
 def _edited(path: Path) -> str:

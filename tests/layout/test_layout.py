@@ -170,7 +170,6 @@ MAY_RENAME = MAY_REMOVE | {
     "lightconv_plugin/ops/files.py",  # a file that is complete; who calls it looks what is there
 }
 MAY_WRITE = MAY_REMOVE | {
-    "scripts/bench/operators.py",  # /proc
     "data_prep/__main__.py",  # links in scratch
     "data_prep/fetch.py",  # scratch that grows
     "data_prep/sources/apt.py",  # in a temporary folder
