@@ -51,20 +51,30 @@ def read_model(path: Path, data: Path) -> tuple[Any, Any]:
     return models[0].eval(), task
 
 
-def read_line(task: Any, subset: str, number: int) -> dict[str, Any]:
-    """Return a line of a subset, from 1 on, as what the model takes: a batch of one, with its reference."""
-    try:
-        task.load_dataset(subset)
-    except FileNotFoundError as error:
-        raise UserError(f"no subset `{subset}`: {error}; give another --subset") from error
-    dataset = task.dataset(subset)
-    if not 1 <= number <= len(dataset):
-        raise UserError(f"line {number} of {subset}: it has the lines 1 to {len(dataset):,}")
-    net_input: dict[str, Any] = dataset.collater([dataset[number - 1]])["net_input"]
-    return net_input
+def read_line(task: Any, data: Path, subset: str, number: int) -> dict[str, Any]:
+    """Return what each side reads of a line of a subset, from 1 on: (T,) by side; no encoder in a language model.
+
+    The decoder reads the reference one to the right: the end of a sentence first, and not its last token.
+    """
+    from fairseq.data import data_utils
+
+    of = task.args if hasattr(task, "args") else task.cfg
+    names, dictionaries = {"decoder": subset}, {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
+    if hasattr(of, "source_lang"):
+        pair = f"{subset}.{of.source_lang}-{of.target_lang}"
+        names = {"encoder": f"{pair}.{of.source_lang}", "decoder": f"{pair}.{of.target_lang}"}
+    read = {}
+    for side, name in names.items():
+        content = data_utils.load_indexed_dataset(str(data / name), dictionaries[side])
+        if content is None:
+            raise UserError(f"no subset `{subset}` in {data}: there is no {name}.bin; give another --subset")
+        if not 1 <= number <= len(content):
+            raise UserError(f"line {number} of {name}: it has the lines 1 to {len(content):,}")
+        read[side] = content[number - 1].long()
+    return read | {"decoder": read["decoder"].roll(1)}
 
 
-def kernels_of(model: Any, net_input: Mapping[str, Any]) -> list[Kernels]:
+def kernels_of(model: Any, read: Mapping[str, Any]) -> list[Kernels]:
     """The kernels of all convolutions while the model reads a line, in the order of its layers.
 
     A convolution is known by what it offers (``kernels``, ``causal``), so that nothing here imports the plugin.
@@ -89,8 +99,12 @@ def kernels_of(model: Any, net_input: Mapping[str, Any]) -> list[Kernels]:
 
     for module in modules:
         module.register_forward_hook(note, with_kwargs=True)
+    given = {"src_tokens": read["decoder"][None]}
+    if "encoder" in read:
+        given = {"src_tokens": read["encoder"][None], "prev_output_tokens": read["decoder"][None]}
+        given["src_lengths"] = torch.tensor([len(read["encoder"])])
     with torch.no_grad():
-        model(**net_input)
+        model(**given)
     return found
 
 
@@ -120,24 +134,17 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="its binarised data")
-    parser.add_argument(
-        "--line",
-        type=positive,
-        required=True,
-        metavar="N",
-        help="of the data, from 1 on; a language model's are its blocks",
-    )
+    parser.add_argument("--line", type=positive, required=True, metavar="N", help="of the data, from 1 on")
     parser.add_argument("--subset", default="test", help="where the line is (default: test)")
     parser.add_argument("--out", type=Path, required=True, metavar="PNG", help="the picture to write")
     arguments = parser.parse_args()
     check_binarised(arguments.data)
     load_plugin()
     model, task = read_model(arguments.model, arguments.data)
-    net_input = read_line(task, arguments.subset, arguments.line)
-    kernels = kernels_of(model, net_input)
-    read = {"encoder": net_input["src_tokens"], "decoder": net_input.get("prev_output_tokens", net_input["src_tokens"])}
+    read = read_line(task, arguments.data, arguments.subset, arguments.line)
+    kernels = kernels_of(model, read)
     dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
-    words = {side: [dictionaries[side][n] for n in tokens[0].tolist()] for side, tokens in read.items()}
+    words = {side: [dictionaries[side][n] for n in tokens.tolist()] for side, tokens in read.items()}
     draw(kernels, words, arguments.out)
     print("the offset to which each head gives most weight, in the mean over the positions:")
     print("\n".join(each.favourites() for each in kernels))

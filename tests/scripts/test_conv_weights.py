@@ -105,7 +105,7 @@ def test_convolving_with_the_drawn_kernels_gives_what_the_model_computes(options
     for module in model.modules():
         if hasattr(module, "kernels"):
             module.register_forward_hook(lambda m, inputs, out: seen.append((m, inputs[0], out)))
-    kernels = kernels_of(model, read_line(task, "test", 1))
+    kernels = kernels_of(model, read_line(task, tmp_path / "data", "test", 1))
     sides = ["decoder"] * 2 if "lm" in options["arch"] else ["encoder", "encoder", "decoder", "decoder"]
     assert [(k.side, k.layer) for k in kernels] == [(side, n % 2 + 1) for n, side in enumerate(sides)]
     for (module, x, out), each in zip(seen, kernels, strict=True):
@@ -128,7 +128,7 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert re.search(r"^decoder 2: [-+]\d \(0\.\d\d\)(, [-+]\d \(0\.\d\d\)){3}$", said, re.MULTILINE)
     for options, sentence in (
-        (["--line", "3"], "line 3 of test: it has the lines 1 to 2"),
+        (["--line", "3"], "line 3 of test.en-de.en: it has the lines 1 to 2"),
         (["--line", "1", "--subset", "valid"], "no subset `valid`"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -139,4 +139,4 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
     plain = save_model(tmp_path / "plain.pt", tmp_path / "plain", arch="transformer")
     read, task = read_model(plain, tmp_path / "plain")
     with pytest.raises(UserError, match="no kernels to show"):
-        kernels_of(read, read_line(task, "test", 1))
+        kernels_of(read, read_line(task, tmp_path / "plain", "test", 1))
