@@ -5,8 +5,9 @@ with `score: {metric: bleu_compounds}` also after splitting compounds at their h
 sacreBLEU, chrF and TER detokenise the hypothesis (sacremoses) and compare it with the untouched reference, so they do
 not depend on how the data was tokenised. ROUGE compares the same two.
 
-DIR gets scores.json and hypotheses.detok. With --baseline, significance.json and a table say how sure it is that this
-system is better than another on the same test set, by paired bootstrap.
+DIR gets hypotheses.detok and scores.json, which also has the counts of each line that sacreBLEU makes its score of.
+With --baseline, significance.json and a table say how sure it is that this system is better than another on the same
+test set, by paired bootstrap.
 """
 
 from importlib.metadata import version
@@ -23,8 +24,8 @@ from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import detokenise, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
-from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
-from scripts.scoring.significance import SAMPLES, paired_bootstrap
+from scripts.scoring.score_names import COMPARED, FAMILY, LOWER_IS_BETTER, NAMES
+from scripts.scoring.significance import SAMPLES, counts, paired_bootstrap
 
 
 def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
@@ -127,7 +128,11 @@ def main() -> None:
         lines += ["", *significance_table(results), ""]
     assert hypotheses.text is not None
     write_lines(arguments.out / "hypotheses.detok", hypotheses.text)
-    write_json(arguments.out / "scores.json", {**scores, "details": details, "signature": how})
+    facts: dict[str, Any] = {"details": details, "signature": how}
+    key = COMPARED[FAMILY[config.metric]]
+    if references.text is not None:  # what scripts.compare draws its test sets from
+        facts["lines"] = "; ".join(counts(found[key].metric, hypotheses.text, references.text))
+    write_json(arguments.out / "scores.json", scores | facts)
     print("\n".join([*lines, how]))
 
 

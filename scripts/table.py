@@ -46,7 +46,7 @@ def main() -> None:
             raise UserError(f"no Table {odd[0]}; the paper's are {', '.join(map(str, tables))}")
         print("\n\n".join(paper_table(tables[number], arguments.work, arguments.out) for number in numbers))
     elif arguments.out is not None:
-        raise UserError("--out goes with the number of a table, not with records; scripts.compare draws runs")
+        raise UserError("--out goes with the number of a table, not with records")
     else:
         print(records.as_text([read_record(Path(path)) for path in arguments.what]))
 

@@ -147,8 +147,11 @@ def cases(
         for K in args.kernels:
             for wanted in WANTED:
                 label = "gradient of " + " and ".join(wanted) if wanted else "forward"
-                make = partial(convolution, operator, wanted, K)
-                found[f"{operator}, K = {K}, {label}"] = operator, make, bool(wanted)
+                found[f"{operator}, K = {K}, {label}"] = (
+                    operator,
+                    partial(convolution, operator, wanted, K),
+                    bool(wanted),
+                )
     for make in (glu_mask, dropout, residual_norm, smoothed_nll):
         for label, backward in (("forward", False), ("gradient", True)):
             found[f"{make.__name__}, {label}"] = make.__name__, make, backward

@@ -14,12 +14,10 @@ from scripts.common import CHECKOUT
 
 FAIRSEQ = ("ve-fairseq", "fairseq-fixed", "fairseq")  # the names it may be installed under
 PACKAGES = ("torch", *FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
-RESULTS = ":(exclude)configs/RESULTS*"
-"""The pages and records of comparisons, as git leaves them out: a suite writes them while its next run is trained."""
 
 
 def git_state() -> dict[str, Any] | None:
-    """The checkout's commit, and whether anything but results has changed since; None where there is no git."""
+    """The checkout's commit, and whether anything has changed since; None where there is no git."""
 
     def git(*arguments: str) -> str:
         # whoever owns it: its code is being run
@@ -29,7 +27,7 @@ def git_state() -> dict[str, Any] | None:
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != CHECKOUT:
             return None  # a copy without history that happens to lie in somebody else's checkout
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", ".", RESULTS))}
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -20,4 +20,6 @@ NAMES = {
 }
 FAMILY = {key: kind for kind, keys in KEYS.items() for key in (kind, *keys)}
 """The kind of score that a configuration's ``score.metric`` belongs to: bleu, rouge or perplexity."""
+COMPARED = {"bleu": "sacrebleu", "rouge": "rouge1", "perplexity": "perplexity"}
+"""The score that models are compared by, whose counts of each line are kept."""
 LOWER_IS_BETTER = frozenset({"ter", *KEYS["perplexity"]})

@@ -21,7 +21,7 @@ def numbers(scores: Mapping[str, Any]) -> dict[str, float]:
     return {key: value for key, value in scores.items() if isinstance(value, int | float)}
 
 
-def summarise(metric: str, seeds: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def summarise(metric: str, seeds: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
     """``best_seed``, and under ``summary`` each score's mean, deviation, number of seeds and the best seed's figure.
 
     Args:
@@ -35,7 +35,7 @@ def summarise(metric: str, seeds: Mapping[int, Mapping[str, Any]]) -> dict[str, 
     summary: dict[str, Any] = {}
     for subset in ("valid", "test"):
         found = {seed: numbers(facts[subset]) for seed, facts in scored.items() if facts[subset]}
-        best_scores = found.get(-1 if best is None else best, {})
+        best_scores = found.get(best, {})
         summary[subset] = {
             key: over([scores[key] for scores in found.values()]) | {"best": best_scores.get(key)}
             for key in next(iter(found.values()), {})

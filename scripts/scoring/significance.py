@@ -58,7 +58,11 @@ def paired_bootstrap(
             continue
         check_sides(ours, reference)
         check_sides(theirs, reference)
-        before, after, signature = paired_test(measure.metric, ours, theirs, reference, samples=SAMPLES)
+        systems: list[tuple[str, Sequence[str]]] = [("baseline", list(theirs)), ("system", list(ours))]
+        test = PairedTest(systems, {"score": measure.metric}, [list(reference)], test_type="bs", n_samples=SAMPLES)
+        signatures, scores = cast(Any, test())
+        [(name, signature)] = signatures.items()
+        before, after = scores[name]
         results[key] = {
             "score": after.score,
             "baseline": before.score,
@@ -67,34 +71,9 @@ def paired_bootstrap(
             "p": after.p_value if after.score != before.score else 1.0,
             "ci": float(after.ci),
             "baseline_ci": float(before.ci),
-            "signature": signature,
+            "signature": str(signature),
         }
     return results
-
-
-def paired_test(
-    metric: Metric | MetricOfCounts,
-    ours: Sequence[str],
-    theirs: Sequence[str],
-    references: Sequence[str],
-    test_type: str = "bs",
-    *,
-    samples: int = 0,
-) -> tuple[Any, Any, str]:
-    """Return what sacreBLEU's command says of ``theirs`` and of ``ours``, each with its score and p; and its signature.
-
-    Args:
-        test_type: ``bs``, paired bootstrap, or ``ar``, approximate randomisation.
-        samples: of the test; 0 for sacreBLEU's number, 1,000 or 10,000.
-    """
-    systems: list[tuple[str, Sequence[str]]] = [("baseline", list(theirs)), ("system", list(ours))]
-    test = PairedTest(
-        systems, {"score": cast(Metric, metric)}, [list(references)], test_type=test_type, n_samples=samples
-    )
-    signatures, scores = test()
-    [(name, signature)] = signatures.items()
-    before, after = scores[name]
-    return before, after, str(signature)
 
 
 def standard_error(metric: MetricOfCounts, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> float:

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common import CHECKOUT
-from scripts.common.schema import build, require, require_known
+from scripts.common.schema import build, require_known
 from scripts.common.strict_yaml import read_yaml
 
 CONFIGS = CHECKOUT / "configs"
-BETTER = ("higher", "lower", "neither")
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,6 @@ class Column:
     std: str | None = None
     scale: float = 1.0  # the record's figure is divided by it
     digits: int = 1  # after the point
-    better: str = "higher"
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,6 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
         columns, rows = list[Column](), []
         for key, given in content["columns"].items():
             columns.append(build(Column, given, file=f"{place}, column {key}", given={"key": key}))
-            better = columns[-1].better
-            require(f"{place}, column {key}", better in BETTER, "better", better, f"one of {', '.join(BETTER)}")
         for given in content["rows"]:
             require_known(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *content["columns"]))
             figures = {key: _figure(given[key]) for key in content["columns"] if key in given}

@@ -62,11 +62,6 @@ def number(record: Mapping[str, Any] | None, path: str, form: str) -> str:
     return EMPTY if value is None else format(value, form)
 
 
-def rows_of(lines: Sequence[Mapping[str, str]]) -> list[list[str]]:
-    """The header and the rows of lines by heading, all of which have the same headings."""
-    return [list(lines[0]), *(list(line.values()) for line in lines)]
-
-
 def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Header and rows of records of one metric: those of its scores that any of them has."""
     kind = metric(records[0])
@@ -87,7 +82,7 @@ def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             line["speed, sentences/s"] = spread(lookup(record, "speed.sentences_per_second"), ".1f")
             line["x baseline"] = number(record, "speed.ratio", ".2f")
         lines.append(line)
-    return rows_of(lines)
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
 def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -81,7 +81,6 @@ GOOD = {
     [
         ({"headline": "t"}, "table 9: unknown key `headline`"),
         ({"columns": {"a": {**COLUMN, "unit": "M"}}}, "column a: unknown key `unit`"),
-        ({"columns": {"a": {**COLUMN, "better": "more"}}}, "`better` is 'more'"),
         ({"rows": [{"name": "n", "b": 3}]}, "row n: unknown key `b`"),
     ],
 )

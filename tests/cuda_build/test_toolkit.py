@@ -30,7 +30,7 @@ with FakeTensorMode(), torch.device("cuda"):
 """
 
 
-@pytest.mark.parametrize("capability", [*compiled.ARCHITECTURES, *compiled.MORE])
+@pytest.mark.parametrize("capability", compiled.ARCHITECTURES + compiled.MORE)
 @pytest.mark.parametrize("name", ["the main kernels", "gate", "step", "search"])
 def test_kernels(nvrtc, name, capability):  # noqa: F811
     """With this build's NVRTC."""

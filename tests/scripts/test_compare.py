@@ -1,91 +1,275 @@
-"""Runs side by side: figures, the settings in which they differ, and loss curves."""
+"""Comparisons: figures and settings side by side, intervals, verdicts, what is run, the page, the Snakefile."""
 
+import json
+import math
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
-from scripts.compare import as_text, differences, figures, main, read_runs
+from scripts.compare import __main__ as command
+from scripts.compare.page import as_text, claims, differences, figures
+from scripts.compare.plan import Run, read_comparison, read_folders, read_run
+from scripts.compare.results import FAILED, HELD, UNDECIDED, Interval, difference, pooled
+from scripts.scoring.metrics import measures
+from scripts.scoring.significance import counts
 from tests.scripts.run_records import record, speed, write
 from tests.scripts.test_trainlog import inner, valid
 
 BLEU = {"bleu": [15.0, 16.0]}
+REFERENCES = [f"Satz {number} sagt, dass Katze {number} auf einer Matte sitzt." for number in range(40)]
+SACREBLEU = measures({"metric": "bleu"}, "de")["sacrebleu"].metric
+CONFIG = """
+dataset: debian_en_de
+seeds: [1, 2]
+train: {arch: a, max-update: 1}
+score: {metric: bleu}
+"""
+FILE = """
+about: Cats
+baseline: base
+models: {base: [1, 2], good: [1, 2], bad: [1], wild: [1], late: [1]}
+claims:
+  - {says: Good is better, model: good, than: base, at_least: 0}
+  - {says: Bad costs nothing, model: bad, than: base, at_least: -0.5}
+  - {says: Good needs to be tame, model: good, than: wild, at_least: 0}
+  - {says: Wild is better, model: wild, than: base, at_least: 0}
+  - {says: Late is better, model: late, than: base, at_least: 0}
+"""
+
+
+def translated(name: str, *spoilt: int, **over: Any) -> dict[str, Any]:
+    """The record of a model, of whose translations so many lines are spoilt, by seed."""
+    made = record(name, "debian_en_de", **over)
+    for seed, count in enumerate(spoilt, 1):
+        lines = [*(line.replace("dass", "das") for line in REFERENCES[:count]), *REFERENCES[count:]]
+        test = {"sacrebleu": SACREBLEU.corpus_score(lines, [REFERENCES]).score}
+        test["lines"] = "; ".join(counts(SACREBLEU, lines, REFERENCES))
+        made["seeds"][str(seed)] = {"training": {"seconds": 60.0}, "valid": {}, "test": test}
+    return made
 
 
 @pytest.fixture
-def work(tmp_path) -> Path:
-    """Two translation runs, and a language model of another dataset with the name of one of them."""
-    dynamic = record("dynamicconv", valid=BLEU, test=BLEU, best=1, speed=speed(50.0, 1.25))
-    light = record("lightconv", valid={"bleu": [14.0]}, parameters=999)
-    light["config"]["train"]["encoder-kernel-size-list"] = [3, 7]
-    words = {"perplexity": [40.5]}
-    language = record("dynamicconv", "words", metric="perplexity", valid=words, test=words)
-    for content in (dynamic, light, language):
-        write(tmp_path, content)
+def place(tmp_path) -> Path:
+    """A folder with a comparison file and the records of its runs; one has diverged, one is to be run."""
+    (tmp_path / "cats.yaml").write_text(FILE)
+    for name in ("base", "good", "bad", "wild", "late"):
+        (tmp_path / f"{name}.yaml").write_text(CONFIG)
+    config = read_comparison(tmp_path / "cats.yaml").config("base").merged()
+    for name, spoilt in (("base", (20, 21)), ("good", (4, 5)), ("bad", (35,)), ("wild", ())):
+        made = translated(name, *spoilt, config=config)
+        if not spoilt:
+            made["seeds"]["1"] = {"training": {"diverged": 7}, "valid": {}, "test": None}
+        write(tmp_path / "work", made)
     return tmp_path
 
 
-def cells(work: Path, *runs: str) -> dict[str, list[str]]:
-    return {line[0]: line[1:] for line in figures(read_runs([work / run for run in runs]))}
+def runs_of(place: Path) -> dict[str, Run]:
+    comparison = read_comparison(place / "cats.yaml")
+    found = (read_run(name, comparison.config(name), [place / "work"]) for name in comparison.models)
+    return {run.name: run for run in found if run}
 
 
-def test_scores_speed_and_parameters_in_columns(work):
-    shown = cells(work, "toy/dynamicconv", "toy/lightconv/record.json")
-    assert shown[""] == ["dynamicconv", "lightconv"]
+def columns(*runs: Run) -> dict[str, list[str]]:
+    return {title: list(cells) for title, *cells in zip(*figures(runs, runs[0]), strict=True)}
+
+
+def test_scores_speed_and_parameters_side_by_side():
+    dynamic = record("dynamicconv", valid=BLEU, test=BLEU, best=1, speed=speed(50.0, 1.25))
+    light = record("lightconv", valid={"bleu": [14.0]}, parameters=999)
+    light["config"]["train"]["encoder-kernel-size-list"] = [3, 7]
+    runs = [Run("dynamicconv", dynamic), Run("lightconv", light)]
+    shown = columns(*runs)
     assert shown["parameters"] == ["1,234,567", "999"]
     assert shown["valid BLEU (tokenised)"] == ["15.50 ± 0.71", "14.00"]
-    assert shown["test BLEU (tokenised)"] == ["16.00 (15.50 ± 0.71)", "-"]
-    assert shown["speed, sentences/s"] == ["50.0 ± 0.4", "-"]
+    assert shown["sentences/s"] == ["50.0 ± 0.4", "-"]
     assert shown["speed, x baseline"] == ["1.25", "-"]
-    assert shown["training, time"] == ["0:10", "0:10"]
     assert not any("perplexity" in title for title in shown)
-
-
-def test_runs_of_several_tasks_have_their_datasets_in_their_names(work):
-    shown = cells(work, "toy/dynamicconv", "words/dynamicconv")
-    assert shown[""] == ["toy/dynamicconv", "words/dynamicconv"]
-    assert shown["test perplexity, lower is better"] == ["-", "40.50"]
-
-
-def test_only_what_differs_is_listed(work):
-    runs = read_runs([work / "toy/dynamicconv", work / "toy/lightconv"])
     assert differences(runs) == [
         ["seeds", "1,2", "1"],
         ["train.arch", "pla_dynamicconv", "pla_lightconv"],
         ["train.encoder-kernel-size-list", "-", "3,7"],
     ]
-    assert "do not differ" in as_text(runs[:1])
+    assert "do not differ" in as_text(runs[:1], runs[0], [])
 
 
-def test_what_a_run_ran_on_is_compared_too(work):
-    write(work, record("other", valid=BLEU, test=BLEU, machine={"cpu": "A", "cores": 2}, config={"seeds": [1, 2]}))
-    write(work, record("more", valid=BLEU, test=BLEU, machine={"cpu": "A", "cores": 4}, config={"seeds": [1, 2]}))
-    assert differences(read_runs([work / "toy/other", work / "toy/more"])) == [["machine.cores", "2", "4"]]
+@pytest.mark.parametrize(
+    ("low", "high", "at_least", "verdict"),
+    [
+        (0.1, 0.9, 0.0, HELD),
+        (-0.1, 0.9, 0.0, UNDECIDED),
+        (-0.9, -0.1, 0.0, FAILED),
+        (-0.4, 0.2, -0.5, HELD),
+        (None, None, 0.0, UNDECIDED),
+    ],
+)
+def test_a_verdict_goes_by_the_interval(low, high, at_least, verdict):
+    assert Interval(0.3, low, high).verdict(at_least) == verdict
 
 
-def test_the_loss_curves_of_every_seed_are_drawn(work, monkeypatch, capsys):
-    out = work / "curves.png"
-    monkeypatch.setattr(
-        "sys.argv", ["compare.py", *map(str, (work / "toy/dynamicconv", work / "toy/lightconv", "--out", out))]
+def test_an_interval_covers_seeds_and_test_set(place):
+    """Student's factor by the seeds' freedom; with many seeds what is left is of the test set's sentences."""
+    runs = runs_of(place)
+    good, base = (runs[name].scores("sacrebleu") for name in ("good", "base"))
+    of_seeds = pooled(list(runs.values()))
+    assert of_seeds == (pytest.approx(((good[0] - good[1]) ** 2 + (base[0] - base[1]) ** 2) / 4), 2)
+    assert difference(runs["good"], runs["base"], of_seeds).value == pytest.approx(fmean(good) - fmean(base))
+    for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
+        found = difference(runs["bad"], runs["base"], (400.0, freedom))
+        assert found.low is not None
+        error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
+        assert found.value - found.low == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+    assert difference(runs["bad"], runs["base"], None).low is None
+
+
+def test_every_claim_has_its_verdict(place):
+    lines = claims(read_comparison(place / "cats.yaml"), runs_of(place))
+    verdicts = [re.match(r"\*\*(.*)\*\*: (.*?)\. (.*)", line) for line in lines]
+    assert [(found[1], found[2]) for found in verdicts if found] == [
+        ("Good is better", "held"),
+        ("Bad costs nothing", "did not hold"),
+        ("Good needs to be tame", "held"),
+        ("Wild is better", "did not hold"),
+        ("Late is better", "not run"),
+    ]
+    assert "good minus base, at least 0: +" in lines[0]
+    assert lines[2].endswith("wild diverged with seed 1.")
+
+
+def test_of_perplexities_less_is_better_and_another_test_set_is_refused(place):
+    one, two = (
+        Run(name, record(name, "debian_lm", metric="perplexity", test={"perplexity": values}))
+        for name, values in (("one", [40.0, 42.0]), ("two", [50.0, 52.0]))
     )
-    with pytest.raises(UserError, match="nothing to draw"):
-        main()
-    for run, seed, lines in (
-        ("dynamicconv", 1, [inner(20, 9.0), inner(40, 8.0), valid(40, 8.5)]),
-        ("dynamicconv", 2, [inner(20, 9.1)]),
-        ("lightconv", 1, []),  # just begun
-    ):
-        log = work / "toy" / run / f"seed{seed}" / "checkpoints" / "train.log"
-        log.parent.mkdir(parents=True)
-        log.write_text("\n".join(lines))
-    assert [list(run.logs()) for run in read_runs([work / "toy/dynamicconv", work / "toy/lightconv"])] == [[1, 2], []]
-    main()
-    assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "train.arch" in capsys.readouterr().out
+    found = difference(one, two, pooled([one, two]))
+    assert found.value == 10
+    assert found.low == pytest.approx(10 - 4.303 * math.sqrt(2), abs=0.01)
+    runs = runs_of(place)
+    runs["bad"].scored["1"]["lines"] += "; 1 1"
+    with pytest.raises(UserError, match="bad and base are scored on other test sets"):
+        difference(runs["bad"], runs["base"], None)
+    del runs["bad"].scored["1"]["lines"]
+    assert difference(runs["bad"], runs["base"], (1.0, 2)).low is None
 
 
-def test_what_is_no_run_is_refused(work):
+def test_records_of_several_places_are_one_and_those_of_other_settings_do_not_count(place):
+    config = read_comparison(place / "cats.yaml").config("base")
+    elsewhere = json.loads((place / "work" / "debian_en_de" / "good" / "record.json").read_text())
+    elsewhere["seeds"] = {"2": elsewhere["seeds"]["2"], "1": {**elsewhere["seeds"]["1"], "test": None}}
+    write(place / "loan", elsewhere | {"model": "base"})
+    found = read_run("base", config, [place / "work", place / "loan"])
+    assert found is not None
+    assert len(found.scored) == 2
+    assert found.record["summary"]["test"]["sacrebleu"]["n"] == 2
+    write(place / "loan", elsewhere | {"model": "base", "config": config.merged() | {"tune": {"last": [1]}}})
+    assert read_run("base", config, [place / "loan"]) is None
+
+
+@pytest.fixture
+def compare(place, monkeypatch, capsys):
+    """Run the command; what it would start writes the record of a model instead, but for one that is broken."""
+    ran: list[str] = []
+
+    @contextmanager
+    def child(words: list[str]) -> Any:
+        options = dict(word.removeprefix("--").split("=") for word in words if "=" in word)
+        name = Path(next(word for word in words if word.endswith(".yaml"))).stem
+        ran.append(f"{name} {options.get('seeds', 'all')} {options.get('to', 'table')}")
+        if name != "broken":
+            config = read_comparison(place / "cats.yaml").config(name).merged()
+            seeds = options.get("seeds", "1,2").split(",")
+            write(Path(options["work"]), translated(name, *[9] * len(seeds), config=config))
+        yield SimpleNamespace(wait=lambda: 1)
+
+    def go(*options: Any) -> tuple[list[str], str]:
+        ran.clear()
+        monkeypatch.setattr(command, "child", child)
+        monkeypatch.setattr(sys, "argv", ["compare", *map(str, options), "--work", str(place / "work")])
+        try:
+            command.main()
+        finally:
+            go.said = capsys.readouterr().out  # type: ignore[attr-defined]
+        return list(ran), go.said  # type: ignore[attr-defined]
+
+    return go
+
+
+def test_what_is_missing_is_run_once(compare, place):
+    file = place / "cats.yaml"
+    assert compare(file)[0] == []
+    assert compare(file, "--run", "--seeds", "2")[0] == []
+    ran, said = compare(file, "--run")
+    assert ran == ["late 1 score"]  # one of its two seeds; what has diverged is not tried again
+    assert "**Late is better**: held" in said
+    (place / "work" / "debian_en_de" / "base" / "record.json").unlink()
+    assert compare(file, "--run")[0] == ["base all table"]
+    (place / "broken.yaml").write_text(CONFIG)
+    file.write_text(FILE.replace("late: [1]}", "late: [1], broken: [2]}"))
+    with pytest.raises(UserError, match="failed: broken"):
+        compare(file, "--run")
+
+
+def test_the_page_has_claims_table_settings_and_losses(compare, place):
+    out = place / "page.md"
+    log = place / "work" / "debian_en_de" / "good" / "seed1" / "checkpoints" / "train.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join([inner(20, 9.0), inner(40, 8.0), valid(40, 8.5)]))
+    compare(place / "cats.yaml", "--out", out)
+    page = out.read_text()
+    assert page.startswith("# Cats\n")
+    assert re.search(r"\| good \| .* \| \+\d+\.\d\d \[\+\d", page)
+    assert "![losses of all runs](page.losses.svg)" in page
+    assert (place / "page.losses.svg").read_text().startswith("<?xml")
+    folders = [place / "work" / "debian_en_de" / name for name in ("base", "good")]
+    assert "good" in compare(*folders)[1]
+    assert "diverged" not in compare(*folders)[1]
+
+
+def test_what_is_no_run_and_no_comparison_is_refused(compare, place):
+    folder = place / "work" / "debian_en_de"
     with pytest.raises(UserError, match="cannot read"):
-        read_runs([work / "toy"])
+        read_folders([folder])
     with pytest.raises(UserError, match="given twice"):
-        read_runs([work / "toy/lightconv", work / "toy/../toy/lightconv"])
+        read_folders([folder / "good", folder / "bad" / ".." / "good"])
+    assert read_folders([folder / "good" / "record.json"])[1] == {"good": folder / "good"}
+    for change, said in (
+        (("baseline: base", "baseline: x"), "`baseline` is 'x', expected one of `models`"),
+        (("model: bad", "model: x"), "`claims` is 'x'"),
+        (("good: [1, 2]", "good: [3]"), r"`models.good` is \[3\], expected seeds of \[1, 2\]"),
+    ):
+        (place / "odd.yaml").write_text(FILE.replace(*change))
+        with pytest.raises(UserError, match=said):
+            read_comparison(place / "odd.yaml")
+    (place / "late.yaml").write_text(CONFIG.replace("en_de", "en_fr"))
+    with pytest.raises(UserError, match="expected models of one dataset"):
+        read_comparison(place / "cats.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "jobs"),
+    [
+        ("configs=configs/debian_en_de/tuned.yaml configs/debian_en_de/lightconv.yaml", {"seed": "4", "row": "2"}),
+        ("compare=configs/compare/two_cores.yaml", {"seed": "21", "row": "3"}),
+    ],
+)
+def test_a_dry_run_of_the_snakefile_has_a_job_for_each_dataset_seed_and_row(tmp_path, what, jobs):
+    settings = [what, f"work={tmp_path}", "gpus_per_seed=1"]
+    options = ["-n", "-p", "-s", "scripts/sweep/Snakefile", "--cores", "2", "--config", *settings]
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *options], cwd=CHECKOUT, capture_output=True, text=True, timeout=200
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    found = dict(re.findall(r"^(data|seed|row|all) +(\d+)$", said, re.MULTILINE))
+    assert found == {"data": "1", "all": "1"} | jobs
+    assert re.search(r"\.yaml .*--devices 1 --from train --to score --seeds 3", said)
+    assert re.search(r"\.yaml .*--devices 1 --from train$", said, re.MULTILINE)

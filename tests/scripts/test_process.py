@@ -111,7 +111,7 @@ def test_nohup_is_heeded():
     assert kept.stdout == b"at work\n"
 
 
-def test_code_that_has_changed_is_told_from_results(monkeypatch, tmp_path):
+def test_code_that_has_changed_is_told(monkeypatch, tmp_path):
     """Whoever owns the checkout."""
 
     def git(*arguments: str) -> None:
@@ -120,12 +120,9 @@ def test_code_that_has_changed_is_told_from_results(monkeypatch, tmp_path):
     monkeypatch.setattr(provenance, "CHECKOUT", tmp_path)
     git("init", "--quiet")
     git("commit", "--quiet", "--allow-empty", "--message", "first")
-    (tmp_path / "configs" / "RESULTS-table6" / "toy").mkdir(parents=True)
-    for name in ("RESULTS.md", "RESULTS-table6/toy/one.json"):
-        (tmp_path / "configs" / name).touch()
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     assert (git_state() or {})["changed"] is False
-    (tmp_path / "configs" / "toy.yaml").touch()
+    (tmp_path / "toy.yaml").touch()
     assert (git_state() or {})["changed"] is True
 
 

@@ -47,7 +47,7 @@ def run(folder, monkeypatch):
 def test_the_command_writes_all_scores_and_how_they_came_about(folder, run, capsys):
     scores = run()
     assert scores["bleu"] == pytest.approx(100 * (11 / 12 * 9 / 10 * 7 / 8 * 5 / 6) ** 0.25)
-    assert list(scores) == ["bleu", "sacrebleu", "chrf", "ter", "details", "signature"]
+    assert list(scores) == ["bleu", "sacrebleu", "chrf", "ter", "details", "signature", "lines"]
     assert 0 < scores["sacrebleu"] < 100
     assert scores["details"].keys() == {"bleu", "sacrebleu", "chrf", "ter"}
     assert all("version:" in each["signature"] for each in scores["details"].values())
@@ -127,6 +127,6 @@ def test_a_baseline_on_the_same_test_set_is_compared(folder, run, capsys):
 def test_the_command_scores_summaries_with_rouge(folder, run, capsys):
     (folder / "model.yaml").write_text(SUMMARIES)
     scores = run()
-    assert list(scores) == ["rouge1", "rouge2", "rougeL", "details", "signature"]
+    assert list(scores) == ["rouge1", "rouge2", "rougeL", "details", "signature", "lines"]
     assert scores["rouge1"] == scores["rougeL"] == pytest.approx(100)
     assert "ROUGE-1 100.00" in capsys.readouterr().out

@@ -1,0 +1,95 @@
+"""Compare runs: scores with intervals, verdicts on claims, the settings in which they differ, loss curves.
+
+  python -m scripts.compare work/X/A work/X/B    runs that there are; the first is what the others are compared with
+  python -m scripts.compare FILE.yaml            those of a comparison file, and its claims (scripts/compare/plan.py)
+  python -m scripts.compare FILE.yaml --run      first what is missing, by scripts.reproduce, one after the other
+
+A seed that has its scores in the run's record.json, or diverged, is not run again. --work may name several folders:
+runs are made in the first, and the records of the others count too. So a machine that is lent for minutes needs nothing
+but the records of those before it. Several runs at a time, on GPUs or a cluster:
+  snakemake -s scripts/sweep/Snakefile --cores all --resources gpu=8 --config compare=FILE.yaml
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.common import CHECKOUT
+from scripts.common.command import INTERRUPTED, argument_parser, positive, run_command
+from scripts.common.errors import UserError
+from scripts.common.outputs import atomic_file, check_writable
+from scripts.common.process import child, python_module
+from scripts.compare.page import as_markdown, as_text, claims, draw
+from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
+
+
+def missing(run: Run | None, seeds: Sequence[int]) -> list[int]:
+    """The seeds that are left to run."""
+    return [seed for seed in seeds if run is None or str(seed) not in {*run.scored, *run.diverged}]
+
+
+def run_all(comparison: Comparison, works: Sequence[Path], options: Sequence[str], seeds: Sequence[str]) -> list[str]:
+    """Run what is missing, of ``seeds`` alone if there are any; return the models that failed."""
+    failed = []
+    for model, of_model in comparison.models.items():
+        config = comparison.config(model)
+        wanted = [seed for seed in of_model if not seeds or str(seed) in seeds]
+        if not (left := missing(read_run(model, config, works), wanted)):
+            continue
+        print(f"= {model}, seeds {', '.join(map(str, left))}", flush=True)
+        command = [*python_module("scripts.reproduce"), str(config.path), f"--work={works[0]}", *options]
+        # the stages after all seeds would wait for those that are not run here
+        command += [] if left == config.seeds else ["--to=score", f"--seeds={','.join(map(str, left))}"]
+        with child(command) as process:
+            if process.wait() in (INTERRUPTED, *range(-64, 0)):
+                raise KeyboardInterrupt
+        failed += [model] if missing(read_run(model, config, works), wanted) else []
+    return failed
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    add = parser.add_argument
+    add("what", type=Path, nargs="+", metavar="FILE | RUN", help="a comparison file, or folders work/<dataset>/<model>")
+    add("--out", type=Path, metavar="FILE", help="write a page in Markdown, with the loss curves in a .svg beside it")
+    add("--work", type=Path, nargs="+", metavar="DIR", default=[CHECKOUT / "work"], help="see above (default: work)")
+    add("--run", action="store_true", help="run what is missing first")
+    add("--seeds", metavar="N,N", help="run these seeds alone")
+    add("--devices", type=positive, metavar="N", help="of each run; see scripts.reproduce --help")
+    add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    add("--from", dest="first", metavar="STAGE", help="begin each run with this stage: train, on prepared text")
+    arguments = parser.parse_args()
+    failed, verdicts, about = list[str](), list[str](), "A comparison"
+    losses = arguments.out and arguments.out.with_suffix(".losses.svg")
+    check_writable(*([arguments.out, losses] if arguments.out else []))
+    if arguments.what[0].suffix == ".yaml":
+        if len(arguments.what) > 1:
+            raise UserError(f"{len(arguments.what)} files were given; a comparison is one file, or folders of runs")
+        comparison = read_comparison(arguments.what[0])
+        if arguments.run:
+            given = {"--devices": arguments.devices, "--raw": arguments.raw, "--from": arguments.first}
+            options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
+            failed = run_all(comparison, arguments.work, options, arguments.seeds.split(",") if arguments.seeds else [])
+        found = [read_run(model, comparison.config(model), arguments.work) for model in comparison.models]
+        runs = [run for run in found if run is not None]
+        if not runs:
+            raise UserError(f"no model of {comparison.file} has been run in {arguments.work[0]}; add --run")
+        by_name = {run.name: run for run in runs}
+        baseline, about = by_name.get(comparison.baseline, runs[0]), comparison.about
+        verdicts = claims(comparison, by_name)
+        folders = {run.name: arguments.work[0] / run.record["dataset"] / run.record["model"] for run in runs}
+    else:
+        runs, folders = read_folders(arguments.what)
+        baseline = runs[0]
+    if arguments.out is None:
+        print(as_text(runs, baseline, verdicts))
+    else:
+        page = as_markdown(about, runs, baseline, verdicts, draw(folders, losses))
+        with atomic_file(arguments.out) as f:
+            f.write(page)
+        print(f"the page: {arguments.out}")
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}; each has said why above. The same command goes on from there")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,129 @@
+"""What a comparison shows: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scripts.common.terminal import aligned, clock, markdown_table
+from scripts.compare.plan import Comparison, Run
+from scripts.compare.results import difference, judge, pooled
+from scripts.fairseq_io.loss_curve import draw_losses
+from scripts.fairseq_io.trainlog import read_log_file
+from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
+from scripts.scoring.selection import over
+from scripts.tables.records import EMPTY, best_seed, lookup, metric, number, spread
+
+# what may explain a difference between runs, beside their configurations
+_CIRCUMSTANCES = ("backend", "precision", "versions", "machine", "git.commit")
+_LONGEST = 60  # letters of a setting
+_HOW = (
+    "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, with "
+    "a 95% interval that covers the choice of the test set (paired bootstrap over its sentences) and of the seeds (one "
+    "deviation, pooled over all models of several seeds); for a perplexity, the seeds only. A claim held if the whole "
+    "of its brackets is on its side."
+)
+
+
+def figures(runs: Sequence[Run], baseline: Run) -> list[list[str]]:
+    """Return what the runs reached: a row for each run, a column for each quantity that any of them has."""
+    seeds, kinds = pooled([run for run in runs if run.key == baseline.key]), {metric(run.record) for run in runs}
+    columns: dict[str, list[str]] = {"model": [run.name for run in runs]}
+
+    def column(title: str, cells: list[str]) -> None:
+        if any(cell != EMPTY for cell in cells):
+            columns[title] = cells
+
+    column("parameters", [number(run.record, "parameters", ",d") for run in runs])
+    column("seeds", [", ".join(run.scored) or EMPTY for run in runs])
+    for key in (key for kind in KEYS if kind in kinds for key in KEYS[kind]):
+        lower = " (lower is better)" if key in LOWER_IS_BETTER else ""
+        column(f"valid {NAMES[key]}{lower}", [spread(lookup(run.record, f"summary.valid.{key}")) for run in runs])
+        of_runs = [run.scores(key) for run in runs]
+        column(f"{NAMES[key]}{lower}", [spread(over(scores)) if scores else EMPTY for scores in of_runs])
+    key = baseline.key
+    gains = [
+        str(difference(run, baseline, seeds))
+        if run is not baseline and run.key == key and run.scores(key) and baseline.scores(key)
+        else EMPTY
+        for run in runs
+    ]
+    column(f"{NAMES[baseline.key]} over {baseline.name}", gains)
+    column("sentences/s", [spread(lookup(run.record, "speed.sentences_per_second"), ".1f") for run in runs])
+    column("speed, x baseline", [number(run.record, "speed.ratio", ".2f") for run in runs])
+    bests = [best_seed(run.record) for run in runs]
+    column("test set, sentences/s", [number(best, "generation.sentences_per_second", ".1f") for best in bests])
+    times = [lookup(best, "training.seconds") for best in bests]
+    column("training", [EMPTY if seconds is None else clock(seconds) for seconds in times])
+    column("training, tokens/s", [number(best, "training.tokens_per_second", ",.0f") for best in bests])
+    return [list(row) for row in zip(*([title, *cells] for title, cells in columns.items()), strict=True)]
+
+
+def differences(runs: Sequence[Run]) -> list[list[str]]:
+    """The settings and circumstances in which the runs differ, a column for each run; a dash where one has none."""
+    settings = []
+    for run in runs:
+        parts = [("", run.record["config"]), ("tuned", lookup(best_seed(run.record), "tuned"))]
+        parts += [(part, lookup(run.record, part)) for part in _CIRCUMSTANCES]
+        settings.append({key: _text(value) for part in parts for key, value in _flat(*part)})
+    names = dict.fromkeys(name for each in settings for name in each)
+    rows = [[name, *(each.get(name, EMPTY) for each in settings)] for name in names]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), inner)
+    else:
+        yield name, value
+
+
+def _text(value: Any) -> str:
+    text = EMPTY if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
+    """A line for each claim: its verdict, and what it rests on."""
+    seeds, lines = pooled(list(runs.values())), []
+    for claim in comparison.claims:
+        verdict, why = judge(claim, runs, seeds)
+        what = f"{claim.model} minus {claim.than}, at least {claim.at_least:g}"
+        lines.append(f"**{claim.says}**: {verdict}. {what}{f': {why}' if why else ''}.")
+    return lines
+
+
+def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
+    """All of it for a terminal; a run is a column, since there are more quantities than runs."""
+    table = [list(column) for column in zip(*figures(runs, baseline), strict=True)]
+    different, lines = differences(runs), ["They do not differ in any setting."]
+    if different:
+        lines = aligned([["different in", *(run.name for run in runs)], *different], left=1, rule=True)
+    parts = [*([*verdicts, ""] if verdicts else []), *aligned(table, left=1, rule=True), "", *lines]
+    return "\n".join(parts)
+
+
+def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str], losses: Path | None) -> str:
+    """All of it as a page, with the picture ``losses`` beside it."""
+    (header, *rows), different = figures(runs, baseline), differences(runs)
+    parts = [f"# {about}", "Written by `python -m scripts.compare` from the records of the runs.", _HOW, *verdicts]
+    parts += [markdown_table(header, rows)]
+    parts += [markdown_table(["different in", *(run.name for run in runs)], different)] if different else []
+    parts += [f"![losses of all runs]({losses.name})"] if losses else []
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(folders: Mapping[str, Path], out: Path) -> Path | None:
+    """Draw the losses of every seed that has been begun in some runs' folders; None if there are none."""
+    logs = {
+        name: {
+            int(path.parts[-3].removeprefix("seed")): log
+            for path in sorted(folder.glob("seed[0-9]*/checkpoints/train.log"))
+            if (log := read_log_file(path)).train_loss or log.valid_loss
+        }
+        for name, folder in folders.items()
+    }
+    if not any(logs.values()):
+        return None
+    draw_losses(logs, out)
+    return out

@@ -1,0 +1,148 @@
+"""A comparison file, and the records of its runs.
+
+  about: text          what is compared, for the page
+  baseline: MODEL      what the others are compared with; a MODEL is a configuration beside the file, without .yaml
+  models: {MODEL: [SEED, ...], ...}    in the order in which they are run; all of one dataset
+  claims: [{says: text, model: MODEL, than: MODEL, at_least: X}, ...]
+                       the first one's score minus the other's is at least X (of perplexities the other way round)
+
+A run's record.json is all that is read of it: it has the scores, and of each line the counts that they are made of.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data_prep.dataset import load_dataset
+from scripts.common.errors import UserError
+from scripts.common.schema import build, require
+from scripts.common.strict_yaml import read_yaml
+from scripts.pipeline.config import Config, load_config
+from scripts.scoring.detokenise import lowercases
+from scripts.scoring.metrics import measures
+from scripts.scoring.score_names import COMPARED
+from scripts.scoring.selection import summarise
+from scripts.scoring.significance import MetricOfCounts
+from scripts.tables.records import lookup, metric, read_record
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as a difference of two models' scores that is at least so much."""
+
+    says: str
+    model: str
+    than: str
+    at_least: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison file."""
+
+    file: Path
+    about: str
+    baseline: str
+    models: dict[str, tuple[int, ...]]
+    claims: tuple[Claim, ...] = ()
+
+    def config(self, model: str) -> Config:
+        """The configuration of a model."""
+        return load_config(self.file.parent / f"{model}.yaml")
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read a comparison file.
+
+    Raises:
+        UserError: a key is unknown or of another type, or a model or seed is named that is not there.
+    """
+    found: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
+    known = ", ".join(found.models)
+    require(path, found.baseline in found.models, "baseline", found.baseline, f"one of `models`: {known}")
+    for claim in found.claims:
+        for name in (claim.model, claim.than):
+            require(path, name in found.models, "claims", name, f"one of `models`: {known}")
+    datasets = set()
+    for model, seeds in found.models.items():
+        config = found.config(model)
+        datasets.add(config.dataset)
+        require(path, set(seeds) <= set(config.seeds), f"models.{model}", list(seeds), f"seeds of {config.seeds}")
+    require(path, len(datasets) == 1, "models", ", ".join(sorted(datasets)), "models of one dataset")
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model under its name in the comparison, with its record."""
+
+    name: str
+    record: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The score that models are compared by."""
+        return COMPARED[metric(self.record)]
+
+    @cached_property
+    def scored(self) -> dict[str, dict[str, Any]]:
+        """What each seed has on the test set."""
+        return {seed: facts["test"] for seed, facts in self.record["seeds"].items() if facts["test"]}
+
+    @property
+    def diverged(self) -> list[str]:
+        """The seeds whose training diverged."""
+        return [seed for seed, facts in self.record["seeds"].items() if lookup(facts, "training.diverged") is not None]
+
+    def scores(self, key: str) -> list[float]:
+        """A score of each seed that has it."""
+        return [scores[key] for scores in self.scored.values() if key in scores]
+
+    @cached_property
+    def counted(self) -> MetricOfCounts | None:
+        """The score that models are compared by, of the counts of lines; None of a language model."""
+        dataset = load_dataset(self.record["dataset"])
+        if self.key == "perplexity" or dataset.target is None:
+            return None
+        lower = lowercases(dataset, dataset.target)
+        found = measures(self.record["config"]["score"], dataset.target, lowercase=lower)
+        return MetricOfCounts(found[self.key].metric)
+
+    def lines(self) -> list[list[str]]:
+        """Of each seed the counts of each line of the test set; a record from before there were any has none."""
+        return [scores["lines"].split("; ") for scores in self.scored.values() if "lines" in scores]
+
+
+def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
+    """Read the records of a configuration in several work folders as one; what comes first counts.
+
+    None if there is none of these settings.
+    """
+    found: dict[str, Any] = {}
+    for work in works:
+        path = work / config.dataset / config.name / "record.json"
+        record = read_record(path) if path.exists() else None
+        if record and record["config"] == config.merged():
+            found = {**record, **found, "seeds": {**record["seeds"], **found.get("seeds", {})}}
+    return Run(name, found | summarise(config.metric, found["seeds"])) if found else None
+
+
+def read_folders(folders: Sequence[Path]) -> tuple[list[Run], dict[str, Path]]:
+    """The runs in some folders, each under a name of its own, as short as it can be; and the folders by these names.
+
+    Raises:
+        UserError: one is given twice, or holds no record.
+    """
+    places = [folder.parent if folder.name == "record.json" else folder for folder in folders]
+    if len({place.resolve() for place in places}) < len(places):
+        raise UserError("the same run was given twice; give each run once")
+    records = [read_record(place / "record.json") for place in places]
+    names = [
+        [record["model"] for record in records],
+        [f"{record['dataset']}/{record['model']}" for record in records],
+        [str(place) for place in places],
+    ]
+    chosen = next(some for some in names if len(set(some)) == len(some))
+    return list(map(Run, chosen, records)), dict(zip(chosen, places, strict=True))
