@@ -17,19 +17,10 @@ from scripts.common.process import environment
 from tests.forks import executable, parse_flags_once, ready_to_fork, wait_for_no_disk
 
 # a user's own settings, which change what programs say and do: tests set what they depend on
-OWN = ("ATEN_", "COLUMNS", "DNNL_", "FAIRSEQ_", "GIT_", "HF_", "LANG", "LC_", "LIGHTCONV_BACKEND", "LIGHTCONV_MATMUL")
-OWN += (
-    "WORLD_SIZE",
-    "MASTER_",
-    "MPL",
-    "ONEDNN_",
-    "PIP_",
-    "PYTHONIOENCODING",
-    "PYTHONOPTIMIZE",
-    "PYTHONWARNINGS",
-    "RANK",
-    "SLURM_",
-    "TZ",
+OWN = (
+    *("ATEN_", "COLUMNS", "DNNL_", "FAIRSEQ_", "GIT_", "HF_", "LANG", "LC_", "LIGHTCONV_BACKEND", "LIGHTCONV_MATMUL"),
+    *("MASTER_", "MPL", "ONEDNN_", "PIP_", "PYTHONIOENCODING", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "RANK", "SLURM_"),
+    *("TZ", "WORLD_SIZE"),
 )
 for _name in [name for name in os.environ if name.startswith(OWN)]:
     del os.environ[_name]

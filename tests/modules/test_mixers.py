@@ -105,7 +105,8 @@ def check_looks_back_alone(module):
 
 
 def check_steps_are_the_whole(module):
-    x, state = random(7), {}
+    x = random(7)
+    state: dict = {}
     assert_close(torch.cat([module.eval()(row[None], incremental_state=state) for row in x]), module(x))
 
 

@@ -133,7 +133,7 @@ def test_two_processes_build_at_once(tmp_path):
 
 def test_progress_is_shown_on_a_terminal(cache, monkeypatch):
     terminal = io.StringIO()
-    terminal.isatty = lambda: True
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     (library.SOURCES / "two.cpp").write_text("int lightconv_other() { return 2; }\n")
     monkeypatch.setattr(sys, "stderr", terminal)
     library.library_path()
