@@ -502,7 +502,7 @@ def test_without_pycurl_all_runs_but_a_download():
     """A lent GPU trains on what another machine has prepared."""
     program = (
         "import sys; sys.modules['pycurl'] = None\n"
-        "import scripts.reproduce.__main__, scripts.suite.__main__\n"
+        "import scripts.reproduce.__main__, scripts.compare.__main__\n"
         "from data_prep.fetch import _curl\n"
         "_curl(0, None)"
     )
