@@ -89,7 +89,7 @@ def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
     for claim in comparison.claims:
         verdict, why = judge(claim, runs, seeds)
         what = f"{claim.model} minus {claim.than}, at least {claim.at_least:g}"
-        lines.append(f"**{claim.says}**: {verdict}. {what}{f': {why}' if why else ''}.")
+        lines.append(f"{claim.says}: {verdict}. {what}{f': {why}' if why else ''}.")
     return lines
 
 
@@ -106,7 +106,8 @@ def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
 def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str], losses: Path | None) -> str:
     """All of it as a page, with the picture ``losses`` beside it."""
     (header, *rows), different = figures(runs, baseline), differences(runs)
-    parts = [f"# {about}", "Written by `python -m scripts.compare` from the records of the runs.", _HOW, *verdicts]
+    parts = [f"# {about}", "Written by `python -m scripts.compare` from the records of the runs.", _HOW]
+    parts += ["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else []
     parts += [markdown_table(header, rows)]
     parts += [markdown_table(["different in", *(run.name for run in runs)], different)] if different else []
     parts += [f"![losses of all runs]({losses.name})"] if losses else []

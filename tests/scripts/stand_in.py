@@ -22,8 +22,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
 from scripts.fairseq_io import devices
 from scripts.pipeline import pipeline
-from scripts.pipeline.config import load_config
-from scripts.pipeline.pipeline import Stage, digest_data, fingerprint
+from scripts.pipeline.pipeline import Stage
 from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce import run, select
 
@@ -50,8 +49,6 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 class Place:
     """A folder with a configuration, a dataset and what their runs leave behind."""
-
-    wild, broken, kept = 99, "", Path("/")  # of train_by_rate
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
@@ -148,23 +145,6 @@ class Place:
             file, facts = FACTS[name]
             write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
 
-    def train_by_rate(self, arguments: list[str], out: Path) -> None:
-        """A training whose loss is its learning rate's distance from 2; from ``wild`` on it diverges."""
-        config = load_config(Path(arguments[0]))
-        lr, data = config.train.get("lr", 9), digest_data(Path(arguments[arguments.index("--data") + 1]))
-        self.note(f"{config.name}:{out.parent.name}:{lr}")
-        write_json(out / "started.json", {"data": data})
-        if config.name == "two" and not self.kept.exists():
-            raise UserError("what ran before has no record yet")
-        if lr >= self.wild:
-            write_json(out / "diverged.json", {"update": 4, "of": fingerprint(config.training(1) | {"data": data})})
-            raise UserError("it diverged")
-        if config.name == self.broken:
-            raise UserError("it broke")
-        log = '2026-01-01 00:00:00 | INFO | valid | {"valid_num_updates": "5", "valid_loss": "%d"}'
-        write_lines(out / "train.log", [log % abs(lr - 2)])
-        write_json(out / "train.json", {"parameters": 1000, "backend": None})
-
     def _select(self, arguments: list[str], out: Path) -> None:
         sys.argv, before = ["select", *arguments], sys.argv
         try:
@@ -176,7 +156,5 @@ class Place:
 if __name__ == "__main__":
     place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
     place.how = {"hang": os.environ.get("HANG", "")}
-    if "BY_RATE" in os.environ:
-        place.acts["train"] = place.train_by_rate
     sys.argv[1:] = sys.argv[4:]
     run_command(reproduce.main)
