@@ -101,7 +101,7 @@ def batch_in_few_shapes(dataset: Any) -> None:
     ``few_shapes`` are those of its last batches.
     """
     sizes = sizes_of(dataset)
-    if sizes is None or not len(sizes) or "batch_by_size" in vars(dataset):
+    if sizes is None or not len(sizes):
         return
     original = dataset.batch_by_size
 

@@ -65,7 +65,8 @@ def capture_updates() -> None:
         task = self.task
 
         def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            shapes.batch_in_few_shapes(dataset)
+            if "batch_by_size" not in vars(dataset):
+                shapes.batch_in_few_shapes(dataset)
             return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
 
         if getattr(self.cfg.optimization, OPTION, False):
@@ -203,7 +204,11 @@ class CapturedTraining:
         self.updates = Updates(model, criterion, padding, device, capture=capture, processes=processes)
         self.rates: dict[int, float] = {}
         self.proven = False
-        self.updates.prepare(self._plan(epoch, dataset, samples))
+        # of an epoch, or of these batches where a dataset does not tell its lengths
+        counted = shapes.shapes_of(dataset, getattr(epoch, "frozen_batches", ()))
+        planned = sorted(counted or set(map(shapes.shape_of, filter(None, samples))), key=shapes.places, reverse=True)
+        logger.info("--cuda-graphs: %d batches in %d shapes, up to %s", counted.total(), len(planned), planned[0])
+        self.updates.prepare(planned)
         self.constants = constants_of(trainer)
         flat, scaler = FlatModel(trainer.optimizer, self.updates.reached), getattr(trainer.optimizer, "scaler", None)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
@@ -216,14 +221,6 @@ class CapturedTraining:
         except Exception:
             self.release()
             raise
-
-    def _plan(self, epoch: Any, dataset: Any, samples: list[Any]) -> list[shapes.Shape]:
-        """The shapes of all batches of an epoch; those of ``samples`` where a dataset does not tell its lengths."""
-        counted = shapes.shapes_of(dataset, getattr(epoch, "frozen_batches", ()))
-        own = counted or {shapes.shape_of(sample) for sample in samples if sample}
-        planned = sorted(own, key=shapes.places, reverse=True)
-        logger.info("--cuda-graphs: %d batches in %d shapes, up to %s", counted.total(), len(planned), planned[0])
-        return planned
 
     def prove(self, samples: list[Any]) -> None:
         """Compare an update of these batches with fairseq's, see ``comparison``.

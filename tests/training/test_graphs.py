@@ -67,7 +67,7 @@ def test_the_last_update_is_waited_for():
     made.cfg.common.log_interval = 1000
     told = [bool(made.train_step([sample])) for sample in batches(4)]
     assert told == [False, False, False, True]
-    assert not made._lightconv_captured.updates._waiting
+    assert not made._lightconv_captured.updates.waiting
 
 
 def test_updates_go_on_from_fairseqs():

@@ -17,7 +17,6 @@ from tests.training.runs import batches, begin
 CPU = torch.device("cpu")
 FLAGS = {
     "--optimizer nag --momentum 0.9": "the optimizer is FairseqNAG, not --optimizer adam",
-    "--amp": "the optimizer is AMPOptimizer, not --optimizer adam",
     "--memory-efficient-bf16 --bf16": "the optimizer is MemoryEfficientFP16Optimizer, not --optimizer adam",
     "--decoder-layerdrop 0.1": "leaves out layers at random",
 }
