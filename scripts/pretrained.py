@@ -283,7 +283,6 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
             ownership.claim(folder / "model.pt")
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
-            say_codes(model, folder)
             if packed:
                 for name in ("model.safetensors", "config.json"):
                     ownership.claim(folder / name)
@@ -292,6 +291,7 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         ownership.remove(fetched)
         raise
+    say_codes(model, out)
     ownership.remove(fetched)
     return manifest
 
