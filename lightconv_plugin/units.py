@@ -42,7 +42,10 @@ def find_codes(language: str | None, *folders: Path) -> Path:
             return first
     of = "" if language is None else f" of {language}"
     where = ", ".join(map(str, dict.fromkeys(folders)))
-    raise CodesError(f"no BPE codes and no SentencePiece model{of} in {where}; {advice}")
+    held = sorted({path.name for each in folders if each.is_dir() for path in each.glob("[!.]*")})[:9]
+    raise CodesError(
+        f"no BPE codes and no SentencePiece model{of} in {where} ({', '.join(held) or 'nothing there'}); {advice}"
+    )
 
 
 def _rank(name: str, language: str | None) -> int | None:

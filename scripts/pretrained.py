@@ -289,13 +289,13 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
                     copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
-            say_codes(model, folder)
             if packed:
                 convert(folder / "model.pt", folder / "model.safetensors")
             write_json(folder / "manifest.json", manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         remove(fetched)
         raise
+    say_codes(model, out)
     remove(fetched)
     return manifest
 

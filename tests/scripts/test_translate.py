@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -274,10 +275,11 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
         printed = done.stdout.decode().split("\n")[:-1]
         assert (list(map(joined, printed)) if options else printed) == output
     data = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
-    for lines, bpe_option in ((text, {}), (units.splitlines(), {"bpe": None})):
-        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data, **bpe_option)
+    more: dict[str, Any]
+    for lines, more in ((text, {}), (units.splitlines(), {"bpe": None})):
+        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data, **more)
         found = hub.translate(lines, beam=3, max_len_b=20)
-        assert (list(map(joined, found)) if bpe_option else found) == output
+        assert (list(map(joined, found)) if more else found) == output
 
     raw = "".join(" ".join(words) + ".\n" for words in sentences(20)).encode()
     for path in (run, checkpoint):
