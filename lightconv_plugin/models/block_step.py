@@ -72,8 +72,9 @@ def step(block: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor |
     That is many rows in float32. The states of the convolution and the attention are there from the second step on.
     """
     maps, norms = maps_and_norms(block)
-    packed = [packed_weight(layer) for layer in maps if isinstance(layer, nn.Linear)]
-    bf16 = all(weight is not None for weight in packed)
+    found = [packed_weight(layer) for layer in maps if isinstance(layer, nn.Linear)]
+    packed = [weight for weight in found if weight is not None]
+    bf16 = len(packed) == len(found)
     if not ops.takes("decoder_block", x[:, :1] if bf16 else x):  # in bfloat16 any number of rows
         return None
     attention = block.encoder_attn

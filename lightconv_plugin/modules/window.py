@@ -38,8 +38,8 @@ def check_heads(channels: int, heads: int) -> None:
         raise ValueError(f"{heads} heads do not divide {channels} channels; choose a divisor of {channels}")
 
 
-class OwnEntry(nn.Module):
-    """A module with an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state."""
+class OwnEntry:
+    """Gives a module an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -57,7 +57,7 @@ class OwnEntry(nn.Module):
         return other
 
 
-class StepByStep(OwnEntry):
+class StepByStep(OwnEntry, nn.Module):
     """A module that decodes its newest positions, of which a call with a state gives one or more.
 
     Its entry in the state is a dict of tensors that have the hypotheses in dimension 1, as x (T, B, C) has: a search

@@ -80,4 +80,4 @@ def test_the_operators_of_an_update(begun, monkeypatch):
             updates._finish()
     found = count.launched()
     print(f"\n{found.total()} operators:", ", ".join(f"{name} {number}" for name, number in found.most_common()))
-    assert found.total() < 520
+    assert found.total() < 740

@@ -30,7 +30,7 @@ from tests.tolerances import assert_close
 
 LIGHT, DYNAMIC = "pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"
 SOURCES = [7, 3, 5, 6, 2, 4, 7, 5, 3, 6] * 2
-PRECISIONS = {"fp32": nullcontext, "bf16": products_in_bf16}
+PRECISIONS: dict[str, Callable[[], Any]] = {"fp32": nullcontext, "bf16": products_in_bf16}
 
 
 def model(arch=DYNAMIC):

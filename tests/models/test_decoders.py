@@ -103,7 +103,7 @@ def saved(state):
     return torch.load(file, weights_only=True)
 
 
-WAYS: dict[str, Callable[[Any], Any]] = {
+WAYS: dict[str, Callable[..., Any]] = {
     "pickle": lambda decoder, state: (decoder, pickle.loads(pickle.dumps(state))),
     "torch.save": lambda decoder, state: (decoder, saved(state)),
     "deepcopy": lambda decoder, state: (decoder, copy.deepcopy(state)),

@@ -134,7 +134,7 @@ struct NormGradArgs {
   void* partial;
   void* grad_affine;
   DropConnect dropout;
-  long long N, C, splits;
+  long long N, C, splits, sums;  // sums: numbers in grad_affine
 };
 
 constexpr int ATTEND_THREADS = 128, ATTEND_WIDEST = 1024;  // a warp a row; channels of a head

@@ -211,6 +211,7 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
                   "residual_norm_backward: expected stats as residual_norm gives them");
   check_same(z, stats, "stats");
   const int64_t sums = y_bias ? 3 : 2;
+  args.sums = sums * args.C;
   Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {sums, args.C});
   Tensor grad_y = p > 0.0 ? torch::stable::new_empty(z, z.sizes()) : torch::stable::new_empty(z, {0});
   args.grad = grad.const_data_ptr(), args.grad_z = grad_z.has_value() ? grad_z->const_data_ptr() : nullptr;
@@ -225,11 +226,9 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
   args.splits = groups == 0 ? 0 : blocks_for(groups, turns);  // each with as many turns, but for the last ones
   Memory memory(z);
   const Place place = memory.place();
-  args.partial = place.scratch(args.splits * sums * args.C * size);
+  args.partial = place.scratch(args.splits * args.sums * size);
   launch(place, RESIDUAL_NORM_BACKWARD, c, {args.splits, NORM_THREADS, rows * c.R * size}, &args);
-  Case last = case_of(type);
-  last.mask = y_bias;
-  launch(place, RESIDUAL_NORM_SUMS, last, {blocks_for(sums * args.C, 32), NORM_THREADS, NORM_THREADS * size}, &args);
+  launch(place, RESIDUAL_NORM_SUMS, case_of(type), {blocks_for(args.sums, 32), NORM_THREADS, NORM_THREADS * size}, &args);
   return {grad_x, grad_y, grad_affine};
 }
 

@@ -202,16 +202,16 @@ template <Case C> __device__ __forceinline__ void residual_norm_sums(const NormG
   constexpr int warps = NORM_THREADS / 32;
   A* kept = reinterpret_cast<A*>(shared);  // (warps, 32)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const long long columns = (C.mask ? 3ll : 2ll) * args.C, c = blockIdx.x * 32ll + lane;
+  const long long c = blockIdx.x * 32ll + lane;
   A sum = 0;
-  if (c < columns) {
+  if (c < args.sums) {
 #pragma unroll 8
     for (long long split = warp; split < args.splits; split += warps)
-      sum += static_cast<const A*>(args.partial)[split * columns + c];
+      sum += static_cast<const A*>(args.partial)[split * args.sums + c];
   }
   kept[threadIdx.x] = sum;
   __syncthreads();
-  if (warp > 0 || c >= columns) return;
+  if (warp > 0 || c >= args.sums) return;
   A total = 0;
 #pragma unroll
   for (int row = 0; row < warps; ++row) total += kept[row * 32 + lane];
