@@ -1,12 +1,23 @@
-"""Export a trained model to a folder: graphs, dictionaries, a manifest; and prove that they compute the same."""
+"""Write a trained model as graphs that run without this plugin, fairseq and torch: by onnxruntime.
 
+    python -m lightconv_plugin.export CHECKPOINT OUT
+
+OUT is a new folder: the encoder and one decoding step for any number of sentences, beams and words, in float32, as
+ONNX; dictionaries; the BPE merges or the SentencePiece model; decode.py, a beam search with numpy and onnxruntime
+alone; and manifest.json, which names all inputs and outputs. It appears when it is whole, and computes what the model
+does. Of a language model there is the step alone. LightConv, DynamicConv and fairseq's Transformer can be exported.
+"""
+
+import argparse
 import contextlib
+import importlib.util
 import json
 import logging
 import os
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,15 +31,14 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from torch import Tensor, nn
 
+from lightconv_plugin.compat.checkpoints import refusing
 from lightconv_plugin.export import decode
 from lightconv_plugin.export.graphs import Encoder, ExportError, Step
-from lightconv_plugin.ops.backend import VARIABLE
 from lightconv_plugin.ops.files import whole_folder
 from lightconv_plugin.tasks.translation import FastTranslationTask
-from lightconv_plugin.units import find_codes, steps_before, units_of
+from lightconv_plugin.units import CodesError, find_codes, steps_before, units_of
 
-PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
-SUFFIX = {"onnx": "onnx", "torch": "pt2"}
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 # of log-probabilities: rounding in other orders gives some 1e-6 of the largest
 LIMIT = 1e-4
 
@@ -54,20 +64,6 @@ class Graph:
     module: nn.Module
     inputs: list[Port]
     outputs: list[Port]
-
-
-def load_programs(folder: Path, manifest: dict[str, Any]) -> decode.Model:
-    """An export by --format torch, as ``decode.load`` gives one to ONNX."""
-    graphs = {}
-    for name, graph in manifest["graphs"].items():
-        run = torch.export.load(folder / graph["file"]).module()
-        graphs[name] = called_by_names(run, [port["name"] for port in graph["inputs"]])
-    return decode.Model(manifest, graphs)
-
-
-def called_by_names(module: Callable[..., Any], inputs: list[str]) -> Callable[[decode.Arrays], list[np.ndarray]]:
-    """A module on tensors as a function of arrays that have names."""
-    return lambda given: [out.numpy() for out in module(*(torch.from_numpy(given[name]) for name in inputs))]
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
@@ -137,9 +133,7 @@ def codes_of(task: Any, checkpoint: Path) -> Path:
     return find_codes(getattr(cfg, "source_lang", None), checkpoint.parent, data, data.parent / "prepared")
 
 
-def export(
-    model: Any, task: Any, out: Path, *, form: str, checkpoint: str, codes: Path | None = None
-) -> dict[str, Any]:
+def export(model: Any, task: Any, out: Path, *, checkpoint: str, codes: Path | None = None) -> dict[str, Any]:
     """Write ``out``, whole or not at all, after a comparison of what was written with the model; returns its manifest.
 
     ``codes``: the BPE merges or SentencePiece model of the source, to lie beside the graphs.
@@ -148,24 +142,23 @@ def export(
         ExportError: what was written computes something else, or the model cannot be exported.
         OSError: ``out`` is there already, or cannot be written.
     """
-    with whole_folder(out) as folder, _definition():
+    with whole_folder(out) as folder, _quiet():
         graphs = graphs_of(model)
         for name, graph in graphs.items():
-            save(program_of(graph), graph, folder / f"{name}.{SUFFIX[form]}", form)
+            save(program_of(graph), graph, folder / f"{name}.onnx")
         dictionaries = {"target": task.target_dictionary}
         if "encoder" in graphs:
             dictionaries["source"] = task.source_dictionary
         for side, words in dictionaries.items():
             (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in words.symbols), encoding="utf-8")
-        if form == "onnx":
-            shutil.copyfile(decode.__file__, folder / "decode.py")
-        manifest = _manifest(model, task, graphs, form, checkpoint)
+        shutil.copyfile(decode.__file__, folder / "decode.py")
+        manifest = _manifest(model, task, graphs, checkpoint)
         manifest["codes"] = None if codes is None else "codes"
         if codes is not None:
             shutil.copyfile(codes, folder / "codes")
         manifest["files"] = {file.name: decode.digest(file) for file in sorted(folder.iterdir())}
         (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        compare(model, decode.load(folder) if form == "onnx" else load_programs(folder, manifest))
+        compare(model, decode.load(folder))
     return manifest
 
 
@@ -183,12 +176,8 @@ def program_of(graph: Graph) -> torch.export.ExportedProgram:
     return torch.export.export(graph.module.eval(), examples, dynamic_shapes=nested, strict=False)
 
 
-def save(program: torch.export.ExportedProgram, graph: Graph, path: Path, form: str) -> None:
-    """Write the program of a graph to a file, in one of the formats in ``SUFFIX``."""
-    if form == "torch":
-        with open(path, "wb") as file:
-            torch.export.save(program, file)
-        return
+def save(program: torch.export.ExportedProgram, graph: Graph, path: Path) -> None:
+    """Write the program of a graph to a file."""
     written: Any = torch.onnx.export(
         program,
         input_names=[port.name for port in graph.inputs],
@@ -199,13 +188,13 @@ def save(program: torch.export.ExportedProgram, graph: Graph, path: Path, form: 
     written.save(path)
 
 
-def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkpoint: str) -> dict[str, Any]:
+def _manifest(model: Any, task: Any, graphs: dict[str, Graph], checkpoint: str) -> dict[str, Any]:
     target = task.target_dictionary
     starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module
     return {
         "version": 1,
-        "format": form,
+        "format": "onnx",
         "model": type(model).__name__,
         "checkpoint": checkpoint,
         "pad": target.pad(),
@@ -223,7 +212,7 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkp
         },
         "graphs": {
             name: {
-                "file": f"{name}.{SUFFIX[form]}",
+                "file": f"{name}.onnx",
                 "inputs": [vars(port) for port in graph.inputs],
                 "outputs": [vars(port) for port in graph.outputs],
             }
@@ -233,7 +222,7 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], form: str, checkp
             {"name": f"state.{number}", "next": f"next.{number}", "length": state.length, "width": state.width}
             for number, state in enumerate(step.states)
         ],
-        "versions": {name: metadata.version(name) for name in ("torch", "numpy", *PACKAGES[form])},
+        "versions": {name: metadata.version(name) for name in ("torch", "numpy", *PACKAGES)},
     }
 
 
@@ -280,11 +269,10 @@ def compare(
 
 
 @contextlib.contextmanager
-def _definition() -> Iterator[None]:
-    """Let every operator be the definition, which graphs can hold; keep what reports each of its steps quiet."""
+def _quiet() -> Iterator[None]:
+    """Record no gradients, and keep what reports each of its steps quiet."""
     loggers = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript", "torch.onnx", "lightconv_plugin")]
-    levels, before = [logger.level for logger in loggers], os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = "reference"
+    levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
@@ -294,7 +282,41 @@ def _definition() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command; ends the process with a sentence and status 1 where it refuses."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lightconv_plugin.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a model's file")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; it must not exist")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="folder of the dictionaries (default: as in training)")
+    parser.add_argument(
+        "--codes", metavar="FILE", type=Path, help="the source's BPE merges or SentencePiece model (default: found)"
+    )
+    given = parser.parse_args(arguments)
+    if os.path.lexists(given.out):
+        sys.exit(f"error: {given.out} exists, and is not replaced: give another name for OUT, or remove it")
+    if given.codes is not None and not given.codes.is_file():
+        sys.exit(f"error: there is no file {given.codes}; give --codes the BPE merges or the SentencePiece model")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"error: the export needs what is not installed here; run: pip install {' '.join(missing)}")
+    with refusing(f"export {given.checkpoint}", ExportError, given.out):
+        model, task = load(given.checkpoint, given.data)
+        codes, lacking = given.codes, ""
+        if codes is None and units_of(task.source_dictionary.symbols):
+            try:
+                codes = codes_of(task, given.checkpoint)
+            except CodesError as error:
+                lacking = (
+                    f"{error}, or export again with --codes FILE: decode.py takes text in units alone, with --units"
+                )
+        manifest = export(model, task, given.out, checkpoint=given.checkpoint.name, codes=codes)
+    sizes = ", ".join(f"{name} {(given.out / name).stat().st_size / 1e6:.1f} MB" for name in manifest["files"])
+    print(f"{manifest['model']}: its exported steps give its log-probabilities\nwrote {given.out}: {sizes}")
+    if lacking and "encoder" in manifest["graphs"]:
+        print(f"note: {lacking}", file=sys.stderr)

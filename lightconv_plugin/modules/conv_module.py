@@ -69,4 +69,5 @@ class ConvModule(nn.Module):
             x = ops.glu_mask(x, padding_mask)
         elif padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return apply_linear(self.out_proj, self.conv(x, incremental_state=incremental_state, **apart))
+        mixed = self.conv(x, incremental_state=incremental_state, batch_first=False, **apart)
+        return apply_linear(self.out_proj, mixed)

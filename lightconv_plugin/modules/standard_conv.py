@@ -1,5 +1,7 @@
 """The non-separable convolution of Table 3 ("CNN"): every output channel reads every input channel."""
 
+from operator import index
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ class StandardConv(InputWindow):
 
     def __init__(self, channels: int, kernel_size: int, *, causal: bool) -> None:
         check_width(kernel_size, causal=causal)
+        channels, kernel_size = index(channels), index(kernel_size)
         super().__init__(kernel_size, causal=causal)
         self.kernel_size = kernel_size
         self.padding = (kernel_size - 1, 0) if causal else (kernel_size // 2, kernel_size // 2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fairseq import checkpoint_utils
 
-from lightconv_plugin.export import __main__ as command
+from lightconv_plugin.export import write
 from tests.compat.conftest import checkpoint, corpus, train  # noqa: F401  fixtures
 
 MODEL = """
@@ -32,7 +32,7 @@ def trained(train, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its export to ONNX."""
     out = tmp_path_factory.mktemp("export") / "out"
-    command.main([str(trained), str(out)])
+    write.main([str(trained), str(out)])
     return out
 
 

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from lightconv_plugin.export import __main__ as command
 from lightconv_plugin.export import write
 from lightconv_plugin.export.graphs import ExportError
 from lightconv_plugin.ops import files
@@ -15,7 +14,7 @@ from lightconv_plugin.ops import files
 def refused(*arguments):
     """The sentence that the command ends with."""
     with pytest.raises(SystemExit) as ended:
-        command.main([str(argument) for argument in arguments])
+        write.main([str(argument) for argument in arguments])
     return str(ended.value)
 
 
@@ -36,17 +35,17 @@ def test_what_has_the_name_stays(checkpoint, tmp_path, put):
 
 def test_refusals_name_what_was_found(checkpoint, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    assert "there is no such file; expected a checkpoint" in refused(tmp_path / "none.pt", out, "--format", "torch")
+    assert "there is no such file; expected a checkpoint" in refused(tmp_path / "none.pt", out)
     half = tmp_path / "half.pt"
     half.write_bytes(checkpoint.read_bytes()[:5000])
-    assert str(half) in refused(half, out, "--format", "torch")
+    assert str(half) in refused(half, out)
     empty = tmp_path / "empty"
     empty.mkdir()
     shutil.copy(checkpoint, tmp_path / "model.pt")
-    sentence = refused(tmp_path / "model.pt", out, "--data", empty, "--format", "torch")
+    sentence = refused(tmp_path / "model.pt", out, "--data", empty)
     assert "dict.en.txt" in sentence
     assert "give the folder where it is as --data" in sentence
-    monkeypatch.setitem(command.PACKAGES, "onnx", ("onnx_that_nobody_has",))
+    monkeypatch.setattr(write, "PACKAGES", ("onnx_that_nobody_has",))
     assert "run: pip install onnx_that_nobody_has" in refused(checkpoint, out)
     assert not out.exists()
 
@@ -60,16 +59,16 @@ def test_the_codes_are_found_or_said_to_be_missing(checkpoint, tmp_path, monkeyp
         carried.append(codes)
         return manifest
 
-    monkeypatch.setattr(command, "export", export)
-    monkeypatch.setattr(command, "units_of", lambda words: "subword_nmt")
+    monkeypatch.setattr(write, "export", export)
+    monkeypatch.setattr(write, "units_of", lambda words: "subword_nmt")
     model = shutil.copy(checkpoint, tmp_path / "model.pt")
     assert "there is no file" in refused(model, tmp_path / "out", "--codes", tmp_path / "none")
-    command.main([str(model), str(tmp_path / "out")])
+    write.main([str(model), str(tmp_path / "out")])
     assert "put the file there as codes.en, or export again with --codes FILE: " in capsys.readouterr().err
     for name in ("bpecodes", "en.code"):
         (tmp_path / name).write_text("#version: 0.2")
-        command.main([str(model), str(tmp_path / "out")])
-    command.main([str(model), str(tmp_path / "out"), "--codes", str(tmp_path / "bpecodes")])
+        write.main([str(model), str(tmp_path / "out")])
+    write.main([str(model), str(tmp_path / "out"), "--codes", str(tmp_path / "bpecodes")])
     assert capsys.readouterr().err == ""
     assert [path and path.name for path in carried] == [None, "bpecodes", "en.code", "bpecodes"]
 
@@ -83,17 +82,10 @@ def test_the_codes_are_found_or_said_to_be_missing(checkpoint, tmp_path, monkeyp
     ids=["full disk", "differs"],
 )
 def test_nothing_is_left_of_an_export_that_fails(checkpoint, tmp_path, monkeypatch, error, sentence):
-    def fail(program, graph, path, form):
+    def fail(program, graph, path):
         path.write_bytes(b"half")
         raise error
 
     monkeypatch.setattr(write, "save", fail)
-    assert sentence.format(checkpoint=checkpoint) in refused(checkpoint, tmp_path / "OUT", "--format", "torch")
+    assert sentence.format(checkpoint=checkpoint) in refused(checkpoint, tmp_path / "OUT")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_choice_of_backend_is_put_back(monkeypatch):
-    monkeypatch.setenv(write.VARIABLE, "native")
-    with write._definition():
-        assert os.environ[write.VARIABLE] == "reference"
-    assert os.environ[write.VARIABLE] == "native"

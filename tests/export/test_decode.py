@@ -12,8 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.text import bpe, sentencepiece
-from lightconv_plugin.export import __main__ as command
-from lightconv_plugin.export import decode, write
+from lightconv_plugin.export import decode
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from tests.tolerances import assert_close
 
@@ -50,20 +49,6 @@ def test_manifest_names_what_the_graphs_take_and_give(exported):
             for port in graph[side]:
                 sizes = [size for size in port["shape"] if isinstance(size, int)]
                 assert [size for size in found[port["name"]] if isinstance(size, int)] == sizes, port["name"]
-
-
-def test_programs_of_torch_run_without_the_model(trained, original, sources, tmp_path, model, capsys):
-    out = tmp_path / "out"
-    command.main([str(trained), str(out), "--format", "torch"])
-    assert "LightConvModel: its exported steps give its log-probabilities" in capsys.readouterr().out
-    assert {file.name for file in out.iterdir()} >= {"encoder.pt2", "step.pt2", "manifest.json"}
-    program = write.load_programs(out, json.loads((out / "manifest.json").read_text()))
-    for exported in (program, model):
-        write.compare(original[0], exported, steps=12, sentences=5, beam=7, length=60)
-    for source in sources[:4]:
-        got, wanted = (decode.search(each, source, 4, LONGEST) for each in (program, model))
-        assert [tokens for _, tokens in got] == [tokens for _, tokens in wanted]
-        assert [score for score, _ in got] == pytest.approx([score for score, _ in wanted], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightconv_plugin import ops
 from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv, StandardConv
 from lightconv_plugin.modules.conv import DROPCONNECT_PER
 from lightconv_plugin.ops import BACKENDS, reference
@@ -236,3 +238,37 @@ def test_text_in_pieces_batch_first_and_packed(kind, options):
     assert_close(torch.cat([first, conv(x[2:], initial_state=state)]), whole)
     packed = conv(x.transpose(0, 1).flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9))
     assert_close(packed, whole.transpose(0, 1).flatten(0, 1))
+
+
+@pytest.mark.parametrize("conv", CONVS)
+@pytest.mark.parametrize("number", [np.int64, torch.tensor], ids=["numpy", "tensor"])
+def test_widths_of_other_types(conv, number):
+    module = conv(number(6), number(3), heads=number(2), causal=True)
+    assert type(module.kernel_size) is type(module.heads) is type(module.channels) is int
+    x = torch.randn(4, 2, 6)
+    expected = ops.light_conv(x, torch.ones(2, 3), padding_l=2)
+    assert torch.equal(ops.light_conv(x, torch.ones(2, 3), padding_l=number(2)), expected)
+    assert module(x).shape == x.shape
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_batch_first_of_the_module(conv):
+    """As of each call; a call's own goes before. Whole, with a state, and step by step."""
+    module = conv(6, 3, heads=2, causal=True, batch_first=True)
+    x, state = torch.randn(2, 5, 6), torch.randn(2, 2, 6)
+    out, last = module(x, initial_state=state, return_state=True)
+    expected, last_too = module(
+        x.transpose(0, 1), initial_state=state.transpose(0, 1), return_state=True, batch_first=False
+    )
+    assert_close(out.detach(), expected.transpose(0, 1).detach())
+    assert torch.equal(last, last_too.transpose(0, 1))
+    with torch.no_grad():
+        past: dict = {}
+        steps = [module(x[:, t : t + 1], incremental_state=past) for t in range(5)]
+    assert_close(torch.cat(steps, dim=1), module(x).detach())
+
+
+@pytest.mark.parametrize("conv", CONVS)
+def test_a_wrong_name_is_said_of_the_class_that_was_called(conv):
+    with pytest.raises(TypeError, match=rf"{conv.__name__}.__init__\(\) got an unexpected keyword argument 'headz'"):
+        conv(6, 3, headz=2, causal=True)

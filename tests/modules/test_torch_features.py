@@ -1,4 +1,4 @@
-"""Features of PyTorch that the modules are used with: one row of the table each, for each module.
+"""Features of PyTorch that the modules are used with: one row of a table each, for each module.
 
 Others have files of their own: tests/ops/test_compile.py and tests/models/test_compile.py (torch.compile),
 tests/ops/test_derivatives.py (forward mode, second derivatives, each of torch.func), tests/ops/test_opcheck.py,
@@ -7,17 +7,22 @@ tests/compat/test_data_parallel.py (DistributedDataParallel, in fairseq's traini
 
 import copy
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.spawn import spawn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv
@@ -122,6 +127,12 @@ def copied(name: str) -> None:
         assert len(state) == entries
 
 
+def meta(name: str) -> None:
+    """Made and called without data."""
+    with torch.device("meta"):
+        assert build(name)(torch.empty(T, B, C)).shape == (T, B, C)
+
+
 def _shard(rank: int, folder: str) -> None:
     """One of two processes: gradients for its half of the batch, averaged by FSDP2, and gathered."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -135,7 +146,7 @@ def _shard(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-FEATURES = [func, ensemble, autocast, checkpointing, copied]
+FEATURES = [func, ensemble, autocast, checkpointing, copied, meta]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -153,3 +164,154 @@ def test_fsdp2_of_two_processes(tmp_path):
         module = build(name, 0.0)
         got = torch.load(tmp_path / f"{name}.pt")
         assert_same({key: 2 * mean for key, mean in got.items()}, gradients(module, module, draw()))
+
+
+# ---- What records a program: it holds plain operators of torch, and takes every length ----
+
+LENGTHS = ((9, 3), (3, 2))  # more and fewer positions than the example has
+
+
+class Whole(nn.Module):
+    """A convolution in a model of one's own, called with these options."""
+
+    def __init__(self, kind: type, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv: Any = kind(C, K, heads=H, causal=True)
+        self.options = options
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Any:
+        return self.conv(x, cu_seqlens=cu_seqlens, **self.options)
+
+
+def exported(module: nn.Module, x: Tensor, strict: bool) -> Callable[..., Any]:
+    lengths = ({0: torch.export.Dim("first"), 1: torch.export.Dim("second")},)
+    program = torch.export.export(module, (x,), dynamic_shapes=lengths, strict=strict)
+    assert "lightconv" not in str(program.graph)
+    return program.module()
+
+
+def traced(module: nn.Module, x: Tensor) -> Callable[..., Any]:
+    program = torch.jit.trace(module, (x,), check_trace=False)
+    assert "lightconv::" not in str(program.inlined_graph)
+    return program
+
+
+def proxied(module: nn.Module, x: Tensor) -> Callable[..., Any]:
+    program = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+    assert "lightconv" not in str(program.graph)
+    return program
+
+
+def as_onnx(module: nn.Module, x: Tensor, dynamo: bool) -> Callable[..., Any]:
+    file: Any = io.BytesIO()
+    lengths = {0: "first", 1: "second"}
+    if dynamo:
+        dims = ({axis: torch.export.Dim(name) for axis, name in lengths.items()},)
+        torch.onnx.export(module, (x,), file, input_names=["x"], dynamic_shapes=dims, verbose=False)
+    else:
+        torch.onnx.export(module, (x,), file, input_names=["x"], dynamic_axes={"x": lengths}, dynamo=False)
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    return lambda x: tuple(map(torch.from_numpy, session.run(None, {"x": x.numpy()})))
+
+
+RECORDERS: dict[str, Callable[[nn.Module, Tensor], Callable[..., Any]]] = {
+    "torch.export": lambda m, x: exported(m, x, strict=False),
+    "torch.export, strict": lambda m, x: exported(m, x, strict=True),
+    "torch.jit.trace": traced,
+    "make_fx": proxied,
+    "torch.onnx.export": lambda m, x: as_onnx(m, x, dynamo=True),
+    "torch.onnx.export, dynamo=False": lambda m, x: as_onnx(m, x, dynamo=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Constant folding"
+)  # torch's, of its own exporters
+@pytest.mark.parametrize("options", [{}, {"return_state": True}, {"batch_first": True, "return_state": True}], ids=str)
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+@pytest.mark.parametrize("recorder", RECORDERS)
+def test_recorded_programs_take_every_length(recorder, kind, options):
+    module = Whole(kind, **options).eval()
+    with torch.no_grad():
+        program = RECORDERS[recorder](module, torch.randn(6, 2, C))
+        for lengths in LENGTHS:
+            x = torch.randn(*lengths, C)
+            got, expected = ([out] if isinstance(out, Tensor) else out for out in (program(x), module(x)))
+            for a, b in zip(got, expected, strict=True):
+                assert_close(a, b)
+
+
+@pytest.mark.parametrize(("returns", "fewest"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+def test_packed_sentences_are_exported(kind, returns, fewest):
+    """Of any number; torch.export takes a number of states to be two or more."""
+    module = Whole(kind, return_state=returns).eval()
+    dims = ({0: torch.export.Dim("total")}, {0: torch.export.Dim("offsets", min=fewest + 1)})
+    example = torch.randn(11, C), torch.tensor([0, 3, 3, 11])
+    run = torch.export.export(module, example, dynamic_shapes=dims).module()
+    for offsets in ([0, 9, 20], [0, 20], [0, 1, 1, 1, 1, 20])[0 if fewest == 1 else 2 :]:
+        x, cu_seqlens = torch.randn(20, C), torch.tensor(offsets)
+        got, expected = (
+            [out] if isinstance(out, Tensor) else out for out in (run(x, cu_seqlens), module(x, cu_seqlens))
+        )
+        for a, b in zip(got, expected, strict=True):
+            assert_close(a, b)
+
+
+# ---- What counts, and what reads types ----
+
+
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+def test_floating_point_operations_are_counted(kind):
+    """Two for each product, and twice as many in the backward pass."""
+    module, x = kind(C, K, heads=H, causal=True), draw().requires_grad_()
+    expected = 2 * T * B * C * K + (2 * T * B * C * H * K if kind is DynamicConv else 0)
+    with FlopCounterMode(display=False) as counter:
+        out = module(x)
+    assert counter.get_total_flops() == expected
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == 2 * expected
+
+
+COUNTED_FIRST = """
+import torch
+from lightconv_plugin import ops
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    ops.light_conv(torch.ones(5, 2, 8), torch.ones(2, 3), padding_l=2)
+print(counter.get_total_flops())
+"""
+
+
+def test_they_are_counted_from_a_process_s_first_call_on():
+    done = subprocess.run([sys.executable, "-c", COUNTED_FIRST], capture_output=True, text=True)
+    assert done.stdout == f"{2 * 5 * 2 * 8 * 3}\n", done.stderr
+
+
+TYPED = """
+import torch
+from lightconv_plugin.modules import DynamicConv, LightweightConv
+x = torch.ones(3, 2, 64)
+light, dynamic = LightweightConv(64, 7, heads=8, causal=True), DynamicConv(64, 7, heads=8, causal=True)
+a: torch.Tensor = light(x, batch_first=True)
+b: tuple[torch.Tensor, torch.Tensor] = dynamic(x, query=x, return_state=True)
+c: int = light(x)
+d: int = dynamic(x, None, x)
+dynamic(x, batch_frist=True)
+light(x, bias="none")
+DynamicConv(64, 7, headz=8, causal=True)
+LightweightConv(64, "7", heads=8, causal=True)
+"""
+
+
+def test_wrong_names_and_types_are_found_by_mypy(tmp_path):
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "user.py").write_text(TYPED)
+    out, _, _ = api.run(
+        ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", str(tmp_path / "user.py")]
+    )
+    wrong = {int(line.split(":")[1]) for line in out.splitlines() if ": error: " in line}
+    assert wrong == set(range(8, 14)), out
