@@ -1,4 +1,4 @@
-"""Training on a GPU without Python in its loop: updates as CUDA graphs, by fairseq-train's ``--cuda-graphs``."""
+"""Captured training: updates on a GPU as CUDA graphs, without Python in their loop (``--cuda-graphs``)."""
 
 from lightconv_plugin.training.trainer import CapturedTraining, add_option, capture_updates
 

@@ -113,6 +113,7 @@ def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | N
     asked = "_lightconv_captured" not in known and getattr(trainer.cfg.optimization, OPTION, False)
     if captured.proven if captured else not asked:
         return captured
+    known.pop("_lightconv_captured", None)  # two would take the memory of both
     try:
         if captured and (changed := changes(captured.constants, constants_of(trainer))):
             logger.info("--cuda-graphs: graphs are captured anew: %s", changed)

@@ -84,6 +84,7 @@ def of_gradient(made: Any) -> None:
 
 def after_gradient(made: Any) -> None:
     def double(param: torch.Tensor) -> None:
+        assert param.grad is not None
         param.grad.mul_(2)
 
     layer(made).ffn.fc1.weight.register_post_accumulate_grad_hook(double)
@@ -119,6 +120,8 @@ def logs_aside(made: Any) -> None:
 
 class Normalized(nn.Module):
     """A layer, and its results over the batch; ``calls`` counts in Python, ``seen`` in a buffer."""
+
+    seen: torch.Tensor
 
     def __init__(self, inner: nn.Module, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -214,6 +217,7 @@ LATER: dict[str, tuple[Change, str]] = {
     "a hook on a gradient": (of_gradient, "layers.1.ffn.fc1.weight"),
     "another loss": (scaled, "gradient of"),
 }
+UNTIL_THEN = "a parameter that was frozen until then"
 # in what is ours
 OURS: dict[str, tuple[Change, str]] = {
     "a seed": (seed, "logged loss"),
@@ -260,9 +264,11 @@ def test_the_comparison_alone_finds(change, graphs, monkeypatch, caplog):  # noq
 def run(made: Any, change: str = "") -> Any:
     """Two epochs of four updates, with a change of one of the tables."""
     unpadded = "probability" in change  # where a batch is padded, dropout draws other masks
-    (AT_FIRST.get(change) or [SAME.get(change, lambda own: None)])[0](made)
+    (AT_FIRST.get(change) or [SAME.get(change, freeze if change == UNTIL_THEN else lambda own: None)])[0](made)
     first = train(made, batches(1) * 4 if unpadded else mixed(2))
     made.begin_epoch(2)
+    if change == UNTIL_THEN:
+        layer(made).ffn.fc1.weight.requires_grad_(True)
     LATER.get(change, [lambda own: None])[0](made)
     second = train(made, batches(1) * 4 if unpadded else mixed(2))
     return first.logged + second.logged
@@ -285,7 +291,7 @@ def compare(made: Any, expected: Any, change: str = "") -> None:
 ANEW = {"a probability", "no probability", "a criterion's number", "a frozen parameter", "a part in evaluation"}
 
 
-@pytest.mark.parametrize("change", [*AT_FIRST, *LATER, *SAME])
+@pytest.mark.parametrize("change", [*AT_FIRST, *LATER, *SAME, UNTIL_THEN])
 def test_with_the_flag_a_training_is_fairseqs(change, graphs, caplog):  # noqa: F811
     """What graphs cannot do, the log says once; a constant that has changed is captured anew."""
     caplog.set_level(logging.INFO)
@@ -294,7 +300,7 @@ def test_with_the_flag_a_training_is_fairseqs(change, graphs, caplog):  # noqa: 
     compare(made, begin(False, CPU, *flags), change)
     refused = change not in ANEW and change not in SAME
     assert len(said(caplog)) == refused == (made._lightconv_captured is None)
-    assert any("captured anew: " in record.getMessage() for record in caplog.records) == (change in ANEW)
+    assert any("captured anew: " in record.getMessage() for record in caplog.records) == (change in {*ANEW, UNTIL_THEN})
 
 
 class Weighted(LabelSmoothedCrossEntropyCriterion):
