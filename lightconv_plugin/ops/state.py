@@ -127,8 +127,9 @@ def push(x: Tensor, state: State | None, size: int | None) -> tuple[Tensor, Stat
         size: how many inputs a step sees; None for all.
     """
     window = x if state is None else torch.cat([state["inputs"], x])
-    # the next step needs one less than the window holds then
-    return window, {"inputs": window if size is None else window[max(0, len(window) - size + 1) :]}
+    # the next step needs one less than the window holds then; counted from the end, a recorded program takes any length
+    kept = window if size is None else window[1 - size :] if size > 1 else window[:0]
+    return window, {"inputs": kept}
 
 
 def _empty_ring(x: Tensor, width: int) -> State:

@@ -243,6 +243,27 @@ def test_recorded_programs_take_every_length(recorder, kind, options):
                 assert_close(a, b)
 
 
+class OneStep(Whole):
+    """A step of decoding whose state comes in and goes out."""
+
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        past: dict = {}
+        self.conv.set_incremental_state(past, {"inputs": inputs})
+        return self.conv(x, incremental_state=past), self.conv.get_incremental_state(past)["inputs"]
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+def test_a_traced_step_goes_on_from_any_state(kind):
+    module = OneStep(kind).eval()
+    with torch.no_grad():
+        program = torch.jit.trace(module, (torch.randn(1, 2, C), torch.randn(1, 2, C)), check_trace=False)
+        for before in (1, K - 1):
+            given = torch.randn(1, 3, C), torch.randn(before, 3, C)
+            for a, b in zip(program(*given), module(*given), strict=True):
+                assert_close(a, b)
+
+
 @pytest.mark.parametrize(("returns", "fewest"), [(False, 1), (True, 2)])
 @pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
 def test_packed_sentences_are_exported(kind, returns, fewest):
