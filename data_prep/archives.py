@@ -109,6 +109,11 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
         )
 
 
+def has_checksums(name: str) -> bool:
+    """Return True if a file of that name holds checksums of all its bytes, which ``check_archive`` tests."""
+    return name.endswith((*OPENERS, ".tgz", ".tbz2", ".txz", ".zip"))
+
+
 def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
     for member, _, other, _, opened in _members(archive, name):

@@ -78,9 +78,9 @@ def count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: f.read(1 << 20), b""))
 
 
-def digest(paths: Iterable[Path]) -> str:
-    """The SHA-256 of files as if they were one: what sha256sum says of them one after the other."""
-    total = hashlib.sha256()
+def digest(paths: Iterable[Path], kind: str = "sha256") -> str:
+    """The SHA-256, or another digest, of files as if they were one: what sha256sum says of them one after the other."""
+    total = hashlib.new(kind)
     for path in paths:
         with open(path, "rb") as f:
             hashlib.file_digest(f, lambda: total)

@@ -90,7 +90,7 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
     monkeypatch.setattr("data_prep.fetch.ATTEMPTS", 1)
-    with pytest.raises(UserError, match=r"bytes missing.*\n.*a folder that you give with --from"):
+    with pytest.raises(UserError, match=r"bytes remaining.*\n.*a folder that you give with --from"):
         pretrained.get(MODEL, out=out, origin=site.url)
     assert not out.exists()
     manifest = pretrained.get(MODEL, out=out, origin=site.url, packed=True)
@@ -281,7 +281,7 @@ def test_a_model_that_cannot_be_converted(tmp_path):
 
 
 def test_missing_files_and_other_folders(site, shelf, tmp_path):
-    with pytest.raises(UserError, match="answered 404"):
+    with pytest.raises(UserError, match="returned error: 404"):
         pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=site.url)
     with pytest.raises(UserError, match=r"there is no .*; --from takes the folder"):
         pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=str(shelf))
