@@ -229,4 +229,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, unread=False)
+    run_command(main)

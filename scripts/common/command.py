@@ -9,9 +9,8 @@ from pathlib import Path
 
 from scripts.common.errors import UserError
 from scripts.common.process import interruptible
-from scripts.common.terminal import OUTPUT, make_streams_usable
+from scripts.common.terminal import print_any_letter
 
-_NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
 INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
 
 
@@ -40,30 +39,22 @@ def _in_words(error: OSError) -> str:
         return (
             f"{path} is in the way, where a folder is needed ({error.strerror}); move it away, or choose another place"
         )
-    if error.filename == OUTPUT or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{error.strerror} ({error.filename}); nothing was written under its final name"
     return f"{error.strerror}: cannot write {path}; nothing was written under its final name. Make room on that disk"
 
 
-def run_command(main: Callable[[], None], *, unread: bool = True) -> None:
-    """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback.
-
-    ``unread``: the command comes to its end where nobody reads what it says.
-    """
-    make_streams_usable(unread=unread)
+def run_command(main: Callable[[], None]) -> None:
+    """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback."""
+    print_any_letter()
     interruptible()
     try:
-        try:
-            main()
-        finally:
-            sys.stdout.flush()
+        main()
+        sys.stdout.flush()
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
-        if error.filename == OUTPUT:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed at the end
-            if isinstance(error, BrokenPipeError):
-                sys.exit(_NO_READER)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be printed is not tried again at the end
         sys.exit(f"error: {_in_words(error)}")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)

@@ -73,7 +73,7 @@ def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
         command,
         capture_output=True,
         check=False,
-        env=environment() | _IN_UTF8,
+        env=environment() | _READABLE,
         encoding="utf-8",
         errors="backslashreplace",  # in a library's warning: what is asked for is ASCII
     )
@@ -125,9 +125,8 @@ def peak_mb() -> int:
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
 
 
-# whatever the user's own settings say: fairseq's output is read, and becomes results
-_IN_UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:surrogateescape"}
-_READABLE = {**_IN_UTF8, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
+# fairseq's output is read, and becomes results
+_READABLE = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
 _FOR_SPEED = {
     # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
     "OMP_WAIT_POLICY": "PASSIVE",

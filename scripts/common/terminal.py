@@ -1,69 +1,20 @@
 """Text for people: tables, and progress in one line that is rewritten (outside of a terminal, a line now and then)."""
 
-import codecs
 import io
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 SECONDS_BETWEEN_LINES = 10.0
-OUTPUT = "standard output"
-_UNKNOWN_LETTERS = "spell"
 
 
-class _Stream(io.FileIO):
-    """Standard output or error. It names itself when it takes no more; ``unread``: or goes nowhere without a reader."""
-
-    def __init__(self, number: int, *, unread: bool) -> None:
-        super().__init__(number, "w", closefd=False)
-        self._unread = unread
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data) or 0
-        except OSError as error:
-            if self._unread and isinstance(error, BrokenPipeError):  # `... | head` ends no training
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self.fileno())
-                os.close(nowhere)
-                return len(data)
-            error.filename = OUTPUT
-            raise
-
-
-def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Print the bytes of a file's name as they are, and a letter that the locale lacks (C has no "±") as its number."""
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeError:
-        return codecs.backslashreplace_errors(error)
-
-
-codecs.register_error(_UNKNOWN_LETTERS, _spell)
-
-
-def make_streams_usable(*, unread: bool) -> None:
-    """Let what is printed never fail for its letters, nor for a stream that was closed (``>&-``).
-
-    Files that are opened later must not get the number of a closed stream: what a library prints would go into them.
-    ``unread``: what nobody reads any more goes nowhere, without an error.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        before: Any = getattr(sys, name)
-        options = {"line_buffering": before.line_buffering, "write_through": before.write_through}
-        stream = io.BufferedWriter(_Stream(number, unread=unread))
-        setattr(sys, name, io.TextIOWrapper(stream, before.encoding, _UNKNOWN_LETTERS, **options))
+def print_any_letter() -> None:
+    """Let what is printed for people never fail for its letters: one that the locale lacks stands as its number."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class StatusLine:
