@@ -54,7 +54,7 @@ def _listed(folder: Path) -> dict[str, int | None]:
 
 def _enter(folder: Path, entries: Mapping[str, int | None], gone: str = "") -> None:
     with _whole(folder / LIST, "w") as f:  # alone from here on
-        listed = _listed(folder) | entries
+        listed = {**_listed(folder), **entries}
         listed.pop(gone, None)
         json.dump({"written": listed}, f, indent=0, sort_keys=True)
 

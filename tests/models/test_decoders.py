@@ -120,10 +120,11 @@ def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
     for layer in model.decoder.layers:
         layer.make_generation_fast_(need_attn=False)
 
-    def go_on(decoder, state, begin, end):
+    def go_on(decoder, state: dict, begin: int, end: int) -> list[torch.Tensor]:
         return [decoder(words[:, :t], incremental_state=state, **source)[0] for t in range(begin, end)]
 
     full = model.decoder(words, **source)[0]
+    carry: Any
     for carry in WAYS.values():
         state: dict = {}
         go_on(model.decoder, state, 1, 4)

@@ -246,7 +246,7 @@ def test_recorded_programs_take_every_length(recorder, kind, options):
 class OneStep(Whole):
     """A step of decoding whose state comes in and goes out."""
 
-    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         past: dict = {}
         self.conv.set_incremental_state(past, {"inputs": inputs})
         return self.conv(x, incremental_state=past), self.conv.get_incremental_state(past)["inputs"]
