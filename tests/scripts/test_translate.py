@@ -273,10 +273,9 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
         done = subprocess.run(command, input="\n".join(lines).encode(), capture_output=True, check=True, env=LATIN)
         printed = done.stdout.decode().split("\n")[:-1]
         assert (list(map(joined, printed)) if options else printed) == output
-    data = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
-    more: dict[str, Any]
+    data: dict[str, Any] = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
     for lines, more in ((text, {}), (units.splitlines(), {"bpe": None})):
-        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data, **more)
+        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **{**data, **more})
         found = hub.translate(lines, beam=3, max_len_b=20)
         assert (list(map(joined, found)) if more else found) == output
 
