@@ -275,9 +275,8 @@ def test_every_door_gives_one_text(parted, runs, ask, tmp_path):
         printed = done.stdout.decode().split("\n")[:-1]
         assert (list(map(joined, printed)) if options else printed) == output
     data: dict[str, Any] = {"data_name_or_path": str(root / "binarised"), "source_lang": "en", "target_lang": "de"}
-    more: dict[str, Any]
     for lines, more in ((text, {}), (units.splitlines(), {"bpe": None})):
-        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **data, **more)
+        hub = LightConvModel.from_pretrained(str(checkpoint.parent), checkpoint.name, **{**data, **more})
         found = hub.translate(lines, beam=3, max_len_b=20)
         assert (list(map(joined, found)) if more else found) == output
 
