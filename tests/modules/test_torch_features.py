@@ -32,7 +32,7 @@ T, B, C, H, K = 7, 4, 8, 2, 3
 
 
 def conv(kind: type, dropconnect: float) -> Any:
-    return kind(C, K, heads=H, causal=True, dropconnect=dropconnect, backend="native")
+    return kind(C, K, heads=H, causal=True, dropconnect=dropconnect)
 
 
 MODULES: dict[str, Callable[[float], nn.Module]] = {
