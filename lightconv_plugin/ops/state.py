@@ -64,10 +64,11 @@ def conv_step(
             raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
         native, width = "ring" in state, weight.shape[-1]
         backend, inputs = ("native", state["ring"]) if native else ("reference", state["inputs"])
-        if len(inputs) != width if native else len(inputs) >= width:
+        held = inputs.shape[0]
+        if held != width if native else held >= width:
             raise ValueError(
-                f"conv_step: the state is of a {'narrower' if len(inputs) < width else 'wider'} kernel: it holds "
-                f"{len(inputs)} inputs; got weight {tuple(weight.shape)}"
+                f"conv_step: the state is of a {'narrower' if held < width else 'wider'} kernel: it holds "
+                f"{held} inputs; got weight {tuple(weight.shape)}"
             )
         if inputs.shape[2] != x.shape[2] or inputs.dtype != x.dtype:
             raise ValueError(

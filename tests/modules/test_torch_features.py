@@ -243,10 +243,14 @@ def test_recorded_programs_take_every_length(recorder, kind, options):
                 assert_close(a, b)
 
 
-class OneStep(Whole):
+class OneStep(nn.Module):
     """A step of decoding whose state comes in and goes out."""
 
-    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def __init__(self, kind: type) -> None:
+        super().__init__()
+        self.conv: Any = kind(C, K, heads=H, causal=True)
+
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         past: dict = {}
         self.conv.set_incremental_state(past, {"inputs": inputs})
         return self.conv(x, incremental_state=past), self.conv.get_incremental_state(past)["inputs"]
