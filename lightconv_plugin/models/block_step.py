@@ -47,22 +47,25 @@ def can_step(block: Any, kinds: Mapping[str, tuple[type[nn.Module], ...]], x: Te
 
 
 def maps_and_norms(block: Any) -> tuple[list[Any], list[Any]]:
-    """The linear maps (LightConv itself in place of the map that predicts kernels) and the norms."""
-    mixer, attention, ffn = block.mixer, block.encoder_attn, block.ffn
-    conv = mixer.conv
-    kernels = conv if type(conv) is LightweightConv else conv.weight_linear
-    return (
-        [mixer.in_proj, kernels, mixer.out_proj, attention.q_proj, attention.out_proj, ffn.fc1, ffn.fc2],
-        [part.layer_norm for part in (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)],
-    )
+    """The linear maps (LightConv itself in place of the map that predicts kernels) and the norms.
+
+    By name in the modules' dictionaries: as attributes they would take longer to find than some products to compute.
+    """
+    parts = block._modules
+    mixer, attention, ffn = (parts[name]._modules for name in ("mixer", "encoder_attn", "ffn"))
+    conv = mixer["conv"]
+    kernels = conv if type(conv) is LightweightConv else conv._modules["weight_linear"]
+    maps = [mixer["in_proj"], kernels, mixer["out_proj"], attention["q_proj"], attention["out_proj"]]
+    residuals = (parts[name]._modules for name in ("mixer_residual", "encoder_attn_residual", "ffn_residual"))
+    return [*maps, ffn["fc1"], ffn["fc2"]], [residual["layer_norm"] for residual in residuals]
 
 
 def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
     """The operator's parameters as they are now, in its order."""
     into, kernels, out, query, attended, first, second = maps
-    found = [into.weight, into.bias, kernels.weight]
+    found = [into._parameters["weight"], into._parameters["bias"], kernels._parameters["weight"]]
     for part in (out, norms[0], query, attended, norms[1], first, second, norms[2]):
-        found += part.weight, part.bias
+        found += part._parameters["weight"], part._parameters["bias"]
     return found
 
 
@@ -77,16 +80,17 @@ def step(block: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor |
     bf16 = len(packed) == len(found)
     if not ops.takes("decoder_block", x[:, :1] if bf16 else x):  # in bfloat16 any number of rows
         return None
-    attention = block.encoder_attn
+    mixer, attention, residual = (block._modules[name] for name in ("mixer", "encoder_attn", "mixer_residual"))
+    conv = mixer._modules["conv"]
     return ops.decoder_block(
         x,
         parameters_of(maps, norms),
         packed if bf16 else [],
-        block.mixer.conv.get_incremental_state(incremental_state),
+        conv.get_incremental_state(incremental_state),
         attention.get_incremental_state(incremental_state, "source"),
         heads=attention.num_heads,
-        gated=block.mixer.glu,
-        dynamic=isinstance(block.mixer.conv, DynamicConv),
-        norm_first=block.mixer_residual.normalize_before,
-        eps=block.mixer_residual.layer_norm.eps,
+        gated=mixer.glu,
+        dynamic=isinstance(conv, DynamicConv),
+        norm_first=residual.normalize_before,
+        eps=norms[0].eps,
     )

@@ -128,7 +128,8 @@ def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
     for carry in WAYS.values():
         state: dict = {}
         go_on(model.decoder, state, 1, 4)
-        assert_close(torch.cat(go_on(*carry(model.decoder, state), 4, 10), dim=1), full[:, 3:])
+        decoder, carried = carry(model.decoder, state)
+        assert_close(torch.cat(go_on(decoder, carried, 4, 10), dim=1), full[:, 3:])
     for other in (copy.deepcopy(model.decoder), copy.deepcopy(copy.copy(model.decoder))):
         entries = len(state)
         assert_close(go_on(other, state, 1, 2)[0], full[:, :1])  # modules of its own, which begin anew
