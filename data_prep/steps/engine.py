@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps.corpus import EXAMPLES, Block, Context, Pool, Text, columns_of, excerpt, select
+from data_prep.steps.corpus import Block, Context, Pool, Text, columns_of, select
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
 from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
@@ -108,19 +108,13 @@ class Engine:
         return text
 
     def _say_many_dropped(self, entry: dict[str, Any]) -> None:
-        """Tell people of a step that drops more than a tenth; only of such a step the log keeps the examples."""
-        examples = entry.pop("examples", [])
         gone = sum(entry.get("dropped", {}).values())
-        if gone <= MANY * entry.get("in", 0):
-            return
-        entry["examples"] = examples
-        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
-        self._pool.say(
-            f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
-            f"({gone / entry['in']:.0%}): {reasons}. The first:"
-        )
-        for example in examples:
-            self._pool.say(f"  {' | '.join(example)}")
+        if gone > MANY * entry.get("in", 0):
+            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
+            self._pool.say(
+                f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
+                f"({gone / entry['in']:.0%}): {reasons}"
+            )
 
     def _check(self, steps: set[str]) -> None:
         """Compare with what the dataset expects after these steps."""
@@ -210,7 +204,7 @@ class Made(NamedTuple):
     words: list[int]  # of each language
     not_utf8: int  # pairs
     steps: list[dict[str, Any]]
-    """For each step lines ``in`` and ``out``, how many were ``dropped`` for each reason, and ``examples`` of these."""
+    """For each step lines ``in`` and ``out``, and how many were ``dropped`` for each reason."""
 
 
 def _run_lines(context: Context, every: Sequence[Step]) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -222,7 +216,7 @@ def _run_lines(context: Context, every: Sequence[Step]) -> tuple[list[dict[str, 
         if not steps:
             continue
         run = partial(run_on_block, steps=steps, languages=context.languages)
-        totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter(), "examples": []} for _ in steps]
+        totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter()} for _ in steps]
         counted, not_utf8 = [0] * len(context.languages), 0
         context.write(split)
         for made in context.pool.map(run, context.blocks(split, title), what=title):
@@ -231,8 +225,7 @@ def _run_lines(context: Context, every: Sequence[Step]) -> tuple[list[dict[str, 
             counted = [sum(pair) for pair in zip(counted, made.words, strict=True)]
             for total, here in zip(totals, made.steps, strict=True):
                 for key, count in here.items():
-                    total[key] += Counter(count) if key == "dropped" else count
-                del total["examples"][EXAMPLES:]
+                    total[key] += count
         words |= {f"{split}.{name}": count for name, count in zip(context.languages, counted, strict=True)}
         if not_utf8:
             entry = {"step": "read", "split": split, "in": lines, "out": lines - not_utf8}
@@ -249,7 +242,7 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
     columns, counts = _decode(block), []
     not_utf8 = block[0].count(b"\n") - len(columns[0])
     for step in steps:
-        before, dropped, examples = len(columns[0]), Counter[str](), list[list[str]]()
+        before, dropped = len(columns[0]), Counter[str]()
         parameters = json.dumps(step.parameters, sort_keys=True)
         if STEPS[step.name].kind == LINE:
             for place, name in enumerate(languages):
@@ -259,10 +252,8 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
             reasons = list(map(_function(step.name, None, parameters), *columns))
             if any(reasons):
                 dropped.update(filter(None, reasons))
-                gone = select([*columns, reasons], [reason is not None for reason in reasons])
-                examples = [[*map(excerpt, pair), reason] for *pair, reason in list(zip(*gone, strict=True))[:EXAMPLES]]
                 columns = select(columns, [reason is None for reason in reasons])
-        counts.append({"in": before, "out": len(columns[0]), "dropped": dict(dropped), "examples": examples})
+        counts.append({"in": before, "out": len(columns[0]), "dropped": dropped})
     lines = len(columns[0])
     made = tuple("".join(f"{line}\n" for line in column).encode() for column in columns)
     if any(side.count(b"\n") != lines for side in made):

@@ -19,7 +19,6 @@ import pytest
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
-from data_prep.report import _lengths
 from data_prep.steps import corpus, whole
 from data_prep.steps.engine import long_lines
 from data_prep.text.split import split_of
@@ -206,10 +205,6 @@ def test_long_lines_are_said_with_the_setting_that_takes_them(tmp_path: Path, ca
     assert "line 6 (2,005), ...;" in test
     counts = counts_of(out)
     assert counts["long"]["valid.en"] == {"lines": 2, "longest": 1501, "first": [[2, 1025], [3, 1501]]}
-    out.rename(tmp_path / "prepared")
-    report = "\n".join(_lengths(load_dataset(str(tmp_path / "own.yaml")), tmp_path, counts))
-    assert "test.en: 12 lines are longer than the 1,024 tokens" in report
-    assert "the longest has 2,012 with its end" in report
 
 
 @pytest.mark.parametrize("space", [" ", "\u3000", "  \t"])
