@@ -78,7 +78,7 @@ def iterate_members(
                     f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
                     "far more than such files need; see where it comes from"
                 )
-            with _content(archive, name, opened, packed_suffix(name)) as stream:
+            with _content(archive, name, opened, _packed_suffix(name)) as stream:
                 yield name, stream
 
 
@@ -116,7 +116,7 @@ def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
     for member, _, other, _, opened in _members(archive, name):
         if other is None:
-            with _content(archive, member, opened, packed_suffix(name) if member == name else "") as stream:
+            with _content(archive, member, opened, _packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
                     pass
 
@@ -170,35 +170,37 @@ def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str
     what = f"{archive}, member {member}" if member != archive.name else str(archive)
     with damage_told(what):
         stream = opened()
-        return told(OPENERS[packing](stream) if packing else stream, what)
+        return _told(OPENERS[packing](stream) if packing else stream, what)
 
 
 def join_unpacked(paths: Iterable[Path], out: Path) -> None:
     """Join files, each decompressed by its name, an empty line after each."""
     with open_own(out, "wb") as f:
         for path in paths:
-            with _content(path, path.name, partial(open, path, "rb"), packed_suffix(path.name)) as stream:
+            with _content(path, path.name, partial(open, path, "rb"), _packed_suffix(path.name)) as stream:
                 shutil.copyfileobj(stream, f, BUFFER)
             f.write(b"\n")
 
 
-def packed_suffix(name: str) -> str:
+def _packed_suffix(name: str) -> str:
     """``.gz``, ``.bz2`` or ``.xz`` if the name ends so, else nothing."""
     return next((suffix for suffix in OPENERS if name.endswith(suffix)), "")
 
 
 @contextmanager
-def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
+def damage_told(what: str) -> Iterator[None]:
     """Turn what a library raises on bad data into a sentence about ``what``: an archive, or a member of one."""
     try:
         yield
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"cannot read {what}: {error.strerror}; see to its permissions and the disk") from error
-        raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
+        raise UserError(
+            f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {_FETCH_AGAIN}"
+        ) from error
 
 
-def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> io.BufferedReader:
+def _told(stream: IO[bytes], what: str) -> io.BufferedReader:
     """``stream``, buffered; damage in it raises a UserError that names ``what``. A reader's own errors stay its own."""
 
     class Told(io.RawIOBase):
@@ -206,7 +208,7 @@ def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> io.Buffere
             return True
 
         def readinto(self, buffer: Any) -> int:
-            with damage_told(what, remedy):
+            with damage_told(what):
                 block = stream.read(len(buffer))
             buffer[: len(block)] = block
             return len(block)

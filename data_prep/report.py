@@ -5,7 +5,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,5 @@ def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
 
 
 def _digests(counts: dict[str, Any]) -> list[str]:
-    rows = [
-        (each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`")
-        for before, each in pairwise([{"sha256": {}}, *counts["passes"]])
-        for name, digest in each["sha256"].items()
-        if before["sha256"].get(name) != digest
-    ]
-    said = "SHA-256 over all lines of a split in one language, where a pass changed it; at the end, of the file."
-    return ["## Checksums after each pass", "", said, "", *table(("pass", "split", "lines", "SHA-256"), rows)]
+    rows = [(name, each["lines"], f"`{each['sha256']}`") for name, each in counts["files"].items()]
+    return ["## Checksums", "", *table(("prepared", "lines", "SHA-256"), rows)]

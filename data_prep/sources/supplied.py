@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from data_prep.archives import BUFFER, damage_told
 from data_prep.text.readers import HEAD, check_kind
@@ -35,7 +36,7 @@ class SuppliedText:
     def __iter__(self) -> Iterator[bytes | None]:
         """The lines without their ends, in UTF-8. None: one that is not UTF-8, to be left out with its pair."""
         with damage_told(str(self.path)):
-            stream = self.path.open("rb", BUFFER)
+            stream: Any = self.path.open("rb", BUFFER)
         with stream:
             check_kind(str(self.path), self.path.name, stream.peek(HEAD)[:HEAD], own=True)
             while line := stream.readline(_LONGEST + 1):

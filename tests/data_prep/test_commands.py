@@ -69,7 +69,7 @@ def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: py
         sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
         for language, units in zip(LANGUAGES, sides, strict=True):
             said = counts["files"][f"{split}.{language}"]
-            assert (said["lines"], said["words"]) == (len(units), sum(len(line.split()) for line in units))
+            assert said["lines"] == len(units)
         for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
             left, right = ({word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row)
             assert left == right
@@ -148,9 +148,8 @@ def test_the_longest_line_and_summary_are_the_dataset_s():
     assert [pair for _, pair in pairs] == [("one two three four", "one two")]
 
 
-@pytest.mark.parametrize("packing", ["", *corpora.PACK])
-def test_raw_takes_compressed_files(tmp_path: Path, raw: Path, packing: str):
-    pack, suffix = corpora.PACK.get(packing, bytes), packing and f".{packing}"
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".xz", corpora.PACK["xz"])])
+def test_raw_takes_compressed_files(tmp_path: Path, raw: Path, suffix: str, pack):
     given = tmp_path / "given"
     given.mkdir()
     for language in LANGUAGES:
@@ -167,8 +166,6 @@ def test_raw_takes_compressed_files(tmp_path: Path, raw: Path, packing: str):
     [
         ("Translation-fr", b"x", "has none of Translation-de, Translation-de.gz"),
         ("Translation-de.gz", gzip.compress(b"x" * 999, mtime=0)[:-5], "is damaged or cut short"),
-        ("Translation-de.bz2", b"x", "is damaged or cut short"),
-        ("Translation-de.xz", b"x", "is damaged or cut short"),
         ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: line that is neither"),
     ],
 )
@@ -240,26 +237,6 @@ def test_packages_come_in_slices_and_unknown_ones_are_named(tmp_path: Path, monk
         apt.fetch_packages(["a"], out=tmp_path)
 
 
-def test_own_text_in_one_piece_is_split_the_same_by_any_number_of_processes(tmp_path: Path):
-    given = text_folder(tmp_path / "own", train=2100)  # several blocks
-    dataset = own_dataset(tmp_path, *OWN)
-    assert sorted(download(dataset, raw=given, out=tmp_path / "raw")["files"]) == ["train.de", "train.en"]
-    outs = [tmp_path / f"out{workers}" for workers in (1, 2)]
-    for workers, out in enumerate(outs, 1):
-        prepare(dataset, raw=tmp_path / "raw", out=out, workers=workers)
-    assert contents(outs[0]) == contents(outs[1])
-    assert sum(len(lines_of(outs[0] / f"{split}.en")) for split in SPLITS) == 2100
-
-
-def test_own_valid_and_test_stay_as_they_are(tmp_path: Path):
-    given = text_folder(tmp_path / "own", train=50, valid=3, test=4)
-    (given / "test.en").write_text("same\nsame\n" + "long " * 200 + "\n" + "short\n")
-    (given / "train.en").write_text((given / "train.en").read_text().replace("line 7 of", " "))
-    prepare(own_dataset(tmp_path, *OWN), raw=given, out=tmp_path / "out", workers=1)
-    assert [len(lines_of(tmp_path / "out" / f"{split}.de")) for split in SPLITS] == [49, 3, 4]
-    assert lines_of(tmp_path / "out" / "raw" / "test.en")[2] == ("long " * 200).strip()
-
-
 def test_own_text_that_cannot_be_used_leaves_the_older_result(tmp_path: Path):
     given, out = text_folder(tmp_path / "own", train=300), tmp_path / "out"
     prepare(own_dataset(tmp_path, *OWN), raw=given, out=out, workers=1)
@@ -267,10 +244,7 @@ def test_own_text_that_cannot_be_used_leaves_the_older_result(tmp_path: Path):
     expected = [{"after": "read", "lines": {"train": 999}, "tolerance": 0.5, "status": "x"}]
     one = {f"train.{language}": b"one single line it may be\n" for language in LANGUAGES}
     for changed, more, message in (
-        ({"train.de": good["train.de"] + b"eine mehr\n"}, {}, r"train.en has 300 lines but .*train.de has 301 lines"),
-        ({"train.de": b"ein Wort\n\xe4\n"}, {}, "train.de, line 2: byte 0xe4 is not UTF-8"),
         ({"train.de": None}, {}, "has no train.de; put both sides there"),
-        (dict.fromkeys(one, b""), {}, "train.en is empty"),
         (one, {}, r"no line is left of \w+ and \w+ \(train \d, valid \d, test \d; nothing was dropped\)"),
         ({}, {"expected": expected}, "after read, train: got 300 lines, expected 500 to 1,498 .*fetch the files again"),
     ):
