@@ -118,7 +118,7 @@ def main() -> None:
         return
     given = in_the_making(arguments.out / "given")  # where they have the names that ``kind: text`` looks for
     with lock(given), scratch_folder(given):
-        for language, path in sides.items():  # compressed or not: that is told by what the file holds
+        for language, path in sides.items():
             (given / f"train.{language}").symlink_to(path.resolve())
         run_stages(dataset, arguments, given)
 

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, Any
 
 from scripts.common.errors import UserError
@@ -30,7 +30,6 @@ from scripts.common.outputs import open_own
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
-_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
@@ -79,7 +78,7 @@ def iterate_members(
                     f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
                     "far more than such files need; see where it comes from"
                 )
-            with _content(archive, name, opened, packed_suffix(name)) as stream:
+            with _content(archive, name, opened, _packed_suffix(name)) as stream:
                 yield name, stream
 
 
@@ -100,9 +99,8 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
                 return
     if missing:
         first = min(missing)
-        near = [name for name in there if PurePosixPath(name).name == PurePosixPath(first).name]
-        near += difflib.get_close_matches(first, there[:10_000], n=8, cutoff=0.0)
-        listing = "".join(f"\n  {name}" for name in dict.fromkeys(near[:8]))
+        near = difflib.get_close_matches(first, there[:10_000], n=8, cutoff=0.0)
+        listing = "".join(f"\n  {name}" for name in near)
         raise UserError(
             f"{archive} has no member {' and no '.join(sorted(missing))}; nearest to the first are:{listing}\n"
             "See that the file is the one that the dataset's YAML means, or mend the name there"
@@ -118,7 +116,7 @@ def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
     for member, _, other, _, opened in _members(archive, name):
         if other is None:
-            with _content(archive, member, opened, packed_suffix(name) if member == name else "") as stream:
+            with _content(archive, member, opened, _packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
                     pass
 
@@ -144,21 +142,10 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
             yield from _tar_members(OPENERS[packing](file) if packing else file, bool(packing))
 
 
-class _Header(tarfile.TarInfo):
-    """A tar's header; one whose size cannot be is an error."""
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_Header":
-        info = super().frombuf(buf, encoding, errors)
-        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > 1 << 24):  # which are read into memory
-            raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
-        return info
-
-
 def _tar_members(data: Any, packed: bool) -> Iterator[_Member]:
     """Yield the members of a tar, in one forward pass: it has no table of contents."""
     kinds = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}
-    with data, tarfile.open(fileobj=data, mode="r:", tarinfo=_Header) as tar:  # all its seeking goes forward
+    with data, tarfile.open(fileobj=data, mode="r:") as tar:  # all its seeking goes forward
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()
@@ -183,35 +170,37 @@ def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str
     what = f"{archive}, member {member}" if member != archive.name else str(archive)
     with damage_told(what):
         stream = opened()
-        return told(OPENERS[packing](stream) if packing else stream, what)
+        return _told(OPENERS[packing](stream) if packing else stream, what)
 
 
 def join_unpacked(paths: Iterable[Path], out: Path) -> None:
     """Join files, each decompressed by its name, an empty line after each."""
     with open_own(out, "wb") as f:
         for path in paths:
-            with _content(path, path.name, partial(open, path, "rb"), packed_suffix(path.name)) as stream:
+            with _content(path, path.name, partial(open, path, "rb"), _packed_suffix(path.name)) as stream:
                 shutil.copyfileobj(stream, f, BUFFER)
             f.write(b"\n")
 
 
-def packed_suffix(name: str) -> str:
+def _packed_suffix(name: str) -> str:
     """``.gz``, ``.bz2`` or ``.xz`` if the name ends so, else nothing."""
     return next((suffix for suffix in OPENERS if name.endswith(suffix)), "")
 
 
 @contextmanager
-def damage_told(what: str, remedy: str = _FETCH_AGAIN) -> Iterator[None]:
+def damage_told(what: str) -> Iterator[None]:
     """Turn what a library raises on bad data into a sentence about ``what``: an archive, or a member of one."""
     try:
         yield
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"cannot read {what}: {error.strerror}; see to its permissions and the disk") from error
-        raise UserError(f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {remedy}") from error
+        raise UserError(
+            f"{what} is damaged or cut short ({str(error) or type(error).__name__}); {_FETCH_AGAIN}"
+        ) from error
 
 
-def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> io.BufferedReader:
+def _told(stream: IO[bytes], what: str) -> io.BufferedReader:
     """``stream``, buffered; damage in it raises a UserError that names ``what``. A reader's own errors stay its own."""
 
     class Told(io.RawIOBase):
@@ -219,7 +208,7 @@ def told(stream: IO[bytes], what: str, remedy: str = _FETCH_AGAIN) -> io.Buffere
             return True
 
         def readinto(self, buffer: Any) -> int:
-            with damage_told(what, remedy):
+            with damage_told(what):
                 block = stream.read(len(buffer))
             buffer[: len(block)] = block
             return len(block)

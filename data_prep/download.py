@@ -45,8 +45,8 @@ def main() -> None:
         metavar="DIR",
         type=Path,
         help="take the files from this folder instead of the network: Translation-en and Translation-de for the Debian "
-        "descriptions; train.en, train.de and, if you have them, valid.* and test.* for your own text, "
-        "plain or as .gz, .bz2 or .xz; packages (.deb) for Debian's documentation",
+        "descriptions, plain or as .gz, .bz2 or .xz; train.en, train.de and, if you have them, valid.* and test.* for "
+        "your own text; packages (.deb) for Debian's documentation",
     )
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
     add_options(parser, "--invalid")

@@ -5,7 +5,7 @@ The folder written holds
   raw/{valid,test}.<language>    the same lines untokenised: references for scores
   codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own;
                                  of sentencepiece, sentencepiece.model
-  counts.json                    lines after every step, what was dropped why, words, digests
+  counts.json                    lines after every step, what was dropped why, digests
   timings.json                   how long each step took
 
 A run that was interrupted goes on from its last complete step, in the folder

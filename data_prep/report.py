@@ -5,13 +5,12 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
-from data_prep.steps.engine import LONGEST
 from scripts.common.files import read_json, write_lines
 from scripts.common.terminal import markdown_table
 
@@ -27,7 +26,7 @@ def write_report(dataset: Dataset, out: Path) -> Path:
     lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
     lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
     lines += _sources(out, counts) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
-    lines += _lengths(dataset, out, counts) + _vocabulary(dataset, out)
+    lines += _lengths(dataset, out) + _vocabulary(dataset, out)
     lines += _examples(dataset, out, counts) + _digests(counts)
     versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
     lines += ["## Versions", "", versions]
@@ -95,7 +94,7 @@ def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
     return ["## Sizes, as binarised", "", *table(header, rows)]
 
 
-def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
+def _lengths(dataset: Dataset, out: Path) -> list[str]:
     histograms: dict[tuple[str, str], Counter[int]] = {}
     for split in SPLITS:
         for language in dataset.languages:
@@ -113,14 +112,7 @@ def _lengths(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
         for (split, language), lengths in histograms.items()
     ]
     header = ("split", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
-    said: list[str] = []
-    for name, found in counts.get("long", {}).items():
-        said += [
-            f"{name}: {found['lines']:,} lines are longer than the {LONGEST:,} tokens that fairseq's models take unless"
-            f" told, the first is line {found['first'][0][0]:,}, the longest has {found['longest']:,} with its end.",
-            "",
-        ]
-    return ["## Lengths in tokens", "", *table(header, rows), *said]
+    return ["## Lengths in tokens", "", *table(header, rows)]
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:
@@ -130,19 +122,18 @@ def _quantile(histogram: Counter[int], share: float) -> int:
 
 
 def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
-    rows, frequent = [], []
+    rows = []
     same = dataset.binarise.joined_dictionary  # the same file under both names
     for languages in [dataset.languages] if same else [(language,) for language in dataset.languages]:
         names = [dictionary(dataset, language) for language in languages]
         with open(out / "binarised" / names[0], encoding="utf-8", newline="\n") as f:
-            entries = [line.rstrip("\n").rsplit(" ", 1) for line in f]
-        types = [(word, int(count)) for word, count in entries if int(count) > 0]
-        below = list(accumulate(count for _, count in types))
+            counts = [int(line.rsplit(" ", 1)[1]) for line in f]
+        seen = [count for count in counts if count > 0]
+        below = list(accumulate(seen))
         covering = [bisect_left(below, share * below[-1]) + 1 for share in (0.9, 0.99)]
-        rows.append((" = ".join(names), len(entries) + SPECIAL_TYPES, len(types), *covering, types[-1][1]))
-        frequent.append(f"- {' and '.join(languages)}: {' '.join(f'`{word}` {count:,}' for word, count in types[:20])}")
+        rows.append((" = ".join(names), len(counts) + SPECIAL_TYPES, len(seen), *covering, seen[-1]))
     header = ("dictionary", "types in all", "seen", "make 90% of the tokens", "make 99%", "rarest type's count")
-    return ["## Vocabulary", "", *table(header, rows), "Most frequent:", "", *frequent, ""]
+    return ["## Vocabulary", "", *table(header, rows)]
 
 
 def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
@@ -161,11 +152,5 @@ def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
 
 
 def _digests(counts: dict[str, Any]) -> list[str]:
-    rows = [
-        (each["after"], name, each["lines"][name.partition(".")[0]], f"`{digest}`")
-        for before, each in pairwise([{"sha256": {}}, *counts["passes"]])
-        for name, digest in each["sha256"].items()
-        if before["sha256"].get(name) != digest
-    ]
-    said = "SHA-256 over all lines of a split in one language, where a pass changed it; at the end, of the file."
-    return ["## Checksums after each pass", "", said, "", *table(("pass", "split", "lines", "SHA-256"), rows)]
+    rows = [(name, each["lines"], f"`{each['sha256']}`") for name, each in counts["files"].items()]
+    return ["## Checksums", "", *table(("prepared", "lines", "SHA-256"), rows)]

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_prep.dataset import LANGUAGE
-from data_prep.sources.supplied import SuppliedText, how_to_convert
+from data_prep.sources.supplied import NOT_UTF8, SuppliedText, how_to_convert
 from data_prep.text.clean import count_words
 from data_prep.text.languages import letters_of
 from scripts.common import CHECKOUT
@@ -86,7 +86,7 @@ def look(sides: tuple[Side, Side]) -> None:
                 side.letters.update(line)
                 side.words.append(count_words(line))
     for text, side in zip(texts, sides, strict=True):
-        side.not_utf8 = text.not_utf8
+        side.not_utf8 = text.changes[NOT_UTF8]
         if side.not_utf8 > _MOST_BROKEN * side.lines:
             raise UserError(
                 f"{side.path}: {side.not_utf8:,} of {side.lines:,} lines are not UTF-8; {how_to_convert(side.path)}"

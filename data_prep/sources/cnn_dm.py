@@ -121,8 +121,6 @@ def _usable(
             store.counts[f"{corpus}: stories in {split}"] += 1
             yield split, usable
             status.update(f"{len(seen):,} stories")
-    absent = sum(count for reason, count in reasons.items() if reason.endswith(_MISSING["stories"]))
-    store.counts["stories in no list"] = store.stories - (len(seen) - absent)
     store.counts.update(reasons)
     if (unusable := reasons.total()) > MAX_UNUSABLE * len(seen):
         listing = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
@@ -176,7 +174,6 @@ class _Store:
         database.execute("CREATE TABLE files (name TEXT PRIMARY KEY, data BLOB)")
         self._database = database
         self.counts: Counter[str] = Counter()  # for the report
-        self.stories = 0
 
     def add(self, archive: Path, lists: dict[tuple[str, str], list[str]]) -> None:
         """Take in an archive in one pass; lists of addresses go to ``lists``."""
@@ -188,9 +185,7 @@ class _Store:
                     lists[corpus, listed] = _keys(stream.read())
                     continue
                 row = (f"{corpus}/{kind}/{key}", zlib.compress(stream.read(), 1))
-                added = self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row).rowcount
-                self.counts["files that an archive holds twice"] += 1 - added
-                self.stories += added * (kind == "stories")
+                self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row)
                 found += 1
                 status.update(f"{archive.name}: {found:,} files")
         if not found:

@@ -1,6 +1,5 @@
 """Package descriptions and their translations, from the machine's own apt or from files someone copied."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +25,9 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
         return apt.fetch_translations(
             languages, origins=dataset.debian.origins, components=dataset.debian.components, out=out
         )
-    taken = {}
     for language in languages:
-        files = _find(raw, language)
-        join_unpacked(files, out / f"Translation-{language}")
-        taken[language] = [path.name for path in files]
-    return {"taken from the folder given with --raw": taken}
+        join_unpacked([_find(raw, language)], out / f"Translation-{language}")
+    return {}
 
 
 def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
@@ -96,15 +92,12 @@ def _parse(raw: Path, language: str, report: dict[str, Any]) -> list[Description
     return descriptions
 
 
-def _find(raw: Path, language: str) -> list[Path]:
-    """The files for a language, under their own names or those apt's lists give them (..._i18n_Translation-de.xz)."""
-    wanted = re.compile(rf"(.*_)?Translation-{re.escape(language)}(\.\w+)?")
-    named = sorted(path for path in raw.iterdir() if wanted.fullmatch(path.name) and path.is_file())
-    usable = [path for path in named if path.suffix in ("", *OPENERS)]
-    if not usable:
-        got = f"only {named[0].name}, whose compression Python cannot read" if named else "none"
+def _find(raw: Path, language: str) -> Path:
+    """The file for a language, as it is in dists/*/main/i18n/ of an archive, compressed or not."""
+    names = [f"Translation-{language}{suffix}" for suffix in ("", *OPENERS)]
+    if (found := next((raw / name for name in names if (raw / name).is_file()), None)) is None:
         raise UserError(
-            f"{raw}: got {got}; expected Translation-{language}, plain or as .gz, .bz2 or .xz; "
-            "copy it from dists/*/main/i18n/ of a Debian archive, or run this command where there is apt"
+            f"{raw} has none of {', '.join(names)}; copy one from dists/*/main/i18n/ of a Debian archive, or run this "
+            "command where there is apt"
         )
-    return usable
+    return found

@@ -29,8 +29,6 @@ Result = TypeVar("Result")
 Block = tuple[bytes, ...]  # some lines of a split: the same number of whole lines for each language
 
 CHUNK = 2_000  # lines of a block
-EXAMPLES = 3  # pairs that are shown of a step that drops many
-_SHOWN = 60  # letters of each side
 _SECONDS_BETWEEN_UPDATES = 0.5
 _AHEAD = 3  # tasks a worker that are in memory
 
@@ -44,9 +42,6 @@ class Text:
     """By ``<split>.<language>``, relative to the work folder; one after the other they are the split."""
     log: list[dict[str, Any]] = field(default_factory=list)
     """For each step and split of the last pass: lines in and out, and how many were dropped why."""
-    words: dict[str, int] = field(default_factory=dict)  # by ``<split>.<language>``; since when a pass has counted them
-    sha256: dict[str, str] = field(default_factory=dict)
-    """By ``<split>.<language>``: of all its lines, as sha256sum says it."""
     seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)  # findings of the source on the way (the first pass)
 
@@ -174,22 +169,17 @@ class Context:
             yield (b"".join(first), *others)
             progress(len(first))
 
-    def route(self, split: str, what: str, choose: Callable[[list[list[bytes]]], list[str | None]]) -> list[list[str]]:
-        """Write each row to the split that ``choose`` names for it, and return the first rows for which that is None.
+    def route(self, split: str, what: str, choose: Callable[[list[list[bytes]]], list[str | None]]) -> None:
+        """Write each row to the split that ``choose`` names for it; None drops it.
 
         ``choose`` is given some rows at a time, as a list of lines for each language, in order.
         """
-        examples: list[list[str]] = []
         self.write(split)
         for block in self.blocks(split, what):
             chosen = choose(columns := columns_of(block))
-            for name in dict.fromkeys(chosen):
+            for name in dict.fromkeys(filter(None, chosen)):
                 rows = select(columns, [each == name for each in chosen])
-                if name is not None:
-                    self.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
-                elif len(examples) < EXAMPLES:
-                    examples += [list(map(excerpt, row)) for row in zip(*rows, strict=True)]
-        return examples[:EXAMPLES]
+                self.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
 
 
 def columns_of(block: Block) -> list[list[bytes]]:
@@ -200,10 +190,3 @@ def columns_of(block: Block) -> list[list[bytes]]:
 def select(columns: Sequence[Sequence[Line]], keep: Sequence[bool]) -> list[list[Line]]:
     """Of each language's lines, those that are kept."""
     return [[line for line, stays in zip(column, keep, strict=True) if stays] for column in columns]
-
-
-def excerpt(line: bytes | str) -> str:
-    """Return a line as it is shown to people: short, and without what a terminal would obey."""
-    text = line.decode("utf-8", "replace") if isinstance(line, bytes) else line
-    plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:_SHOWN])
-    return plain + ("..." if len(text) > _SHOWN else "")

@@ -3,7 +3,7 @@
 In the work folder::
 
     00-read/             the text, a file a split and language; removed when no later pass needs it
-    00-read.json         the pass is complete: its files, counts, digests
+    00-read.json         the pass is complete: its files and counts
     01-tokenise/ ...     as many as there are passes
     raw/, codes*         what steps leave for the end
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps.corpus import EXAMPLES, Block, Context, Pool, Text, columns_of, excerpt, select
+from data_prep.steps.corpus import Block, Context, Pool, Text, columns_of, select
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
 from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
@@ -30,7 +30,6 @@ from scripts.common.terminal import clock
 MANY = 0.1  # a step that drops more than this share of a split's lines says so
 LONGEST = 1024
 """The tokens of a line, its end counted, that fairseq's models take unless their configuration says otherwise."""
-_SHOWN = 5  # long lines that are named one by one
 NOT_UTF8 = "not UTF-8"
 
 
@@ -77,7 +76,7 @@ class Engine:
         (self._work / each.folder).mkdir()
         with ExitStack() as stack:
             context = Context(before, self._work, each.folder, languages, self._pool, stack)
-            words, found = before.words, dict[str, Any]()
+            found = dict[str, Any]()
             log: list[dict[str, Any]]
             if not self._states:
                 read_pieces(source, context) if isinstance(source, Sequence) else write_rows(source, context)
@@ -85,16 +84,10 @@ class Engine:
             elif each.whole:
                 (step,) = each.steps
                 log = STEPS[step.name].build(None, step.parameters)(context, step)
-                words = {} if context.files else words
             else:
-                log, counted = _run_lines(context, each.steps)
-                words = words | counted
+                log = _run_lines(context, each.steps)
             context.sync()
-        text = Text(before.lines | context.lines, before.files | context.files, log, words, report=dict(found))
-        paths = [tuple(self._work / file for file in files) for files in context.files.values()]
-        digests = self._pool.map(digest, paths, what=f"{each.folder}: checksums")
-        sha256 = before.sha256 | dict(zip(context.files, digests, strict=True))
-        text.sha256 = {name: sha256[name] for name in (f"{s}.{name}" for s in text.lines for name in languages)}
+        text = Text(before.lines | context.lines, before.files | context.files, log, report=dict(found))
         for entry in log:
             self._say_many_dropped(entry)
         if empty := [split for split in text.lines if split in SPLITS and not text.lines[split]]:
@@ -108,19 +101,13 @@ class Engine:
         return text
 
     def _say_many_dropped(self, entry: dict[str, Any]) -> None:
-        """Tell people of a step that drops more than a tenth; only of such a step the log keeps the examples."""
-        examples = entry.pop("examples", [])
         gone = sum(entry.get("dropped", {}).values())
-        if gone <= MANY * entry.get("in", 0):
-            return
-        entry["examples"] = examples
-        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
-        self._pool.say(
-            f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
-            f"({gone / entry['in']:.0%}): {reasons}. The first:"
-        )
-        for example in examples:
-            self._pool.say(f"  {' | '.join(example)}")
+        if gone > MANY * entry.get("in", 0):
+            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
+            self._pool.say(
+                f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
+                f"({gone / entry['in']:.0%}): {reasons}"
+            )
 
     def _check(self, steps: set[str]) -> None:
         """Compare with what the dataset expects after these steps."""
@@ -154,15 +141,10 @@ class Engine:
         """
         dataset, last = self.dataset, self._states[-1]
         files: dict[str, dict[str, Any]] = {}
-        for name, sha256 in last.sha256.items():
+        for name in (f"{split}.{language}" for split in last.lines for language in dataset.languages):
             place = folder / RAW / name.removeprefix(RAW_PREFIX) if name.startswith(RAW_PREFIX) else folder / name
             _join([self._work / file for file in last.files[name]], place)
-            if digest([place]) != sha256:
-                raise UserError(
-                    f"{self._work}: the files of {name} have changed since they were made; remove the folder"
-                )
-            lines = last.lines[name.partition(".")[0]]
-            files[name] = {"lines": lines, "sha256": sha256, "words": last.words.get(name)}
+            files[name] = {"lines": last.lines[name.partition(".")[0]], "sha256": digest([place])}
             if (path := self._work / RAW / name).exists():
                 copy_file(path, folder / RAW / name)
         for path in sorted((folder / RAW).glob("[!.]*")):
@@ -178,7 +160,6 @@ class Engine:
         long = {name: found for name in held_out if (found := long_lines(folder / name))}
         for name, found in long.items():
             self._pool.say(f"note: {name} {_long_lines_in_words(dataset, name, found)}")
-        passes = list(zip(self._passes, self._states, strict=True))
         counts = {
             "dataset": dataset.name,
             "source": self._states[0].report,
@@ -186,19 +167,13 @@ class Engine:
             "files": files,
             "long": long,
             "expected": self._expected,
-            "passes": [
-                {
-                    "after": each.folder,
-                    "steps": [step.name for step in each.steps],
-                    "lines": text.lines,
-                    "sha256": text.sha256,
-                }
-                for each, text in passes
-            ],
             "versions": versions,
         }
         write_json(folder / "counts.json", counts)
-        write_json(folder / "timings.json", {each.folder: text.seconds for each, text in passes})
+        write_json(
+            folder / "timings.json",
+            {each.folder: text.seconds for each, text in zip(self._passes, self._states, strict=True)},
+        )
         return counts
 
 
@@ -207,33 +182,29 @@ class Made(NamedTuple):
 
     block: Block
     lines: int
-    words: list[int]  # of each language
     not_utf8: int  # pairs
     steps: list[dict[str, Any]]
-    """For each step lines ``in`` and ``out``, how many were ``dropped`` for each reason, and ``examples`` of these."""
+    """For each step lines ``in`` and ``out``, and how many were ``dropped`` for each reason."""
 
 
-def _run_lines(context: Context, every: Sequence[Step]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Run line-wise steps on the splits that each is for; returns the log and the words of each language."""
+def _run_lines(context: Context, every: Sequence[Step]) -> list[dict[str, Any]]:
+    """Run line-wise steps on the splits that each is for; returns the log."""
     log: list[dict[str, Any]] = []
-    words, title = dict[str, int](), ", ".join(dict.fromkeys(step.name for step in every))
+    title = ", ".join(dict.fromkeys(step.name for step in every))
     for split, lines in context.text.lines.items():
         steps = [step for step in every if not step.splits or split in step.splits]
         if not steps:
             continue
         run = partial(run_on_block, steps=steps, languages=context.languages)
-        totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter(), "examples": []} for _ in steps]
-        counted, not_utf8 = [0] * len(context.languages), 0
+        totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter()} for _ in steps]
+        not_utf8 = 0
         context.write(split)
         for made in context.pool.map(run, context.blocks(split, title), what=title):
             context.write(split, made.block, made.lines)
             not_utf8 += made.not_utf8
-            counted = [sum(pair) for pair in zip(counted, made.words, strict=True)]
             for total, here in zip(totals, made.steps, strict=True):
                 for key, count in here.items():
-                    total[key] += Counter(count) if key == "dropped" else count
-                del total["examples"][EXAMPLES:]
-        words |= {f"{split}.{name}": count for name, count in zip(context.languages, counted, strict=True)}
+                    total[key] += count
         if not_utf8:
             entry = {"step": "read", "split": split, "in": lines, "out": lines - not_utf8}
             log.append({**entry, "dropped": {NOT_UTF8: not_utf8}})
@@ -241,7 +212,7 @@ def _run_lines(context: Context, every: Sequence[Step]) -> tuple[list[dict[str, 
             where = {"languages": list(step.languages)} if step.languages else {}
             dropped = dict(total["dropped"].most_common())
             log.append({"step": step.name, "split": split, **where, **total, "dropped": dropped})
-    return log, words
+    return log
 
 
 def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str]) -> Made:
@@ -249,7 +220,7 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
     columns, counts = _decode(block), []
     not_utf8 = block[0].count(b"\n") - len(columns[0])
     for step in steps:
-        before, dropped, examples = len(columns[0]), Counter[str](), list[list[str]]()
+        before, dropped = len(columns[0]), Counter[str]()
         parameters = json.dumps(step.parameters, sort_keys=True)
         if STEPS[step.name].kind == LINE:
             for place, name in enumerate(languages):
@@ -259,15 +230,13 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
             reasons = list(map(_function(step.name, None, parameters), *columns))
             if any(reasons):
                 dropped.update(filter(None, reasons))
-                gone = select([*columns, reasons], [reason is not None for reason in reasons])
-                examples = [[*map(excerpt, pair), reason] for *pair, reason in list(zip(*gone, strict=True))[:EXAMPLES]]
                 columns = select(columns, [reason is None for reason in reasons])
-        counts.append({"in": before, "out": len(columns[0]), "dropped": dict(dropped), "examples": examples})
+        counts.append({"in": before, "out": len(columns[0]), "dropped": dropped})
     lines = len(columns[0])
     made = tuple("".join(f"{line}\n" for line in column).encode() for column in columns)
     if any(side.count(b"\n") != lines for side in made):
         raise AssertionError(f"one of {[step.name for step in steps]} made line breaks, or drew the sides apart")
-    return Made(made, lines, [len(side.split()) for side in made], not_utf8, counts)
+    return Made(made, lines, not_utf8, counts)
 
 
 def _decode(block: Block) -> list[list[str]]:
@@ -286,28 +255,21 @@ def _function(name: str, language: str | None, parameters: str) -> Callable[...,
     return STEPS[name].build(language, json.loads(parameters))
 
 
-def long_lines(path: Path) -> dict[str, Any]:
-    """Count the lines of more than LONGEST tokens; with the longest, and the first few as (number, tokens)."""
-    first: list[tuple[int, int]] = []
-    lines = longest = 0
+def long_lines(path: Path) -> dict[str, int]:
+    """Count the lines of more than LONGEST tokens, with the tokens of the longest."""
     with open(path, "rb") as f:
-        for number, line in enumerate(f, 1):
-            if len(line) < 2 * LONGEST or (tokens := len(line.decode().split()) + 1) <= LONGEST:
-                continue
-            lines, longest = lines + 1, max(longest, tokens)
-            first += [(number, tokens)] if len(first) < _SHOWN else []
-    return {"lines": lines, "longest": longest, "first": first} if lines else {}
+        lengths = [len(line.decode().split()) + 1 for line in f if len(line) >= 2 * LONGEST]
+    lengths = [length for length in lengths if length > LONGEST]
+    return {"lines": len(lengths), "longest": max(lengths)} if lengths else {}
 
 
-def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, Any]) -> str:
-    which = ", ".join(f"line {number:,} ({tokens:,})" for number, tokens in found["first"])
-    more = ", ..." if found["lines"] > len(found["first"]) else ""
+def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, int]) -> str:
     side = "source" if name.endswith(f".{dataset.source}") else "target"
     flag = "tokens-per-sample" if dataset.target is None else f"max-{side}-positions"
     return (
-        f"has {found['lines']:,} lines of more than {LONGEST:,} tokens, the end of the line counted: {which}{more}; "
-        f"fairseq's models take no more unless told: set train.{flag}: {found['longest']} in the configuration, or "
-        f"shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
+        f"has {found['lines']:,} lines of more than {LONGEST:,} tokens, the end of the line counted, the longest of "
+        f"{found['longest']:,}; fairseq's models take no more unless told: set train.{flag}: {found['longest']} in the "
+        f"configuration, or shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
     )
 
 

@@ -124,10 +124,10 @@ def deduplicate(context: Context, step: Step) -> Log:
         def choose(columns: list[list[bytes]], split: str = split, stays: Iterator[bool] = stays) -> list[str | None]:
             return [split if next(stays) else None for _ in columns[0]]
 
-        examples = context.route(split, what, choose)
+        context.route(split, what, choose)
         gone = lines - context.lines[split]
         entry = {"step": step.name, "split": split, "in": lines, "out": context.lines[split]}
-        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}, "examples": examples})
+        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}})
     return log
 
 
@@ -255,16 +255,14 @@ def _learn(
     learn: Callable[[Context, Sequence[str]], bytes],
     found: Callable[[bytes], dict[str, int]],
 ) -> Log:
-    """Learn each file that is not there yet; the log has what is ``found`` in it."""
+    """Learn each file; the log has what is ``found`` in it."""
     log = []
     for file, languages in _files(step.name, context.languages, joint=joint).items():
-        out = context.work / file
-        if not out.exists():
-            learnt = learn(context, languages)
-            with atomic_file(out, "wb") as f:
-                f.write(learnt)
+        learnt = learn(context, languages)
+        with atomic_file(context.work / file, "wb") as f:
+            f.write(learnt)
         entry = {"step": step.name, "split": "train", "codes": file, "languages": list(languages)}
-        log.append(entry | found(out.read_bytes()))
+        log.append(entry | found(learnt))
     return log
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -19,15 +18,14 @@ import pytest
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
-from data_prep.report import _lengths
 from data_prep.steps import corpus, whole
 from data_prep.steps.engine import long_lines
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
+from scripts.common.outputs import lock
 from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs, text
 from tests.data_prep.samples import SPLITS, contents, own_dataset
-from tests.data_prep.web import wait_until
 from tests.killed import Moment, killed_at
 
 LANGUAGES = ("en", "de")
@@ -61,7 +59,7 @@ def counts_of(out: Path) -> dict[str, Any]:
 
 
 def rows_of(out: Path, *, sides: int = 2) -> dict[str, list[tuple[str, ...]]]:
-    splits = counts_of(out)["passes"][-1]["lines"]
+    splits = dict.fromkeys(name.partition(".")[0] for name in counts_of(out)["files"])
     return {
         split: list(zip(*(lines_of(out / f"{split}.{language}") for language in LANGUAGES[:sides]), strict=True))
         for split in splits
@@ -104,7 +102,6 @@ def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
     out = made(tmp_path, rows, "normalise_space", "deduplicate", sides=sides)
     assert rows_of(out, sides=sides)["train"] == (unique := list(dict.fromkeys(row[:sides] for row in rows)))
     assert counts_of(out)["steps"][-1]["dropped"] == {"duplicate": 1003 - len(unique)}
-    assert counts_of(out)["files"]["train.en"]["words"] is None  # not counted since
 
 
 def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
@@ -199,17 +196,11 @@ def test_long_lines_are_said_with_the_setting_that_takes_them(tmp_path: Path, ca
     out = made(tmp_path, rows, sides=2 if target else 1)
     valid, test = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
     assert "valid.en has 2 lines of more than 1,024 tokens" in valid
-    assert "line 2 (1,025), line 3 (1,501);" in valid
     assert f"set train.{flag}: 1501 in the configuration" in valid
     assert "step truncate or clean in own.yaml" in valid
     assert "test.en has 12 lines" in test
-    assert "line 6 (2,005), ...;" in test
     counts = counts_of(out)
-    assert counts["long"]["valid.en"] == {"lines": 2, "longest": 1501, "first": [[2, 1025], [3, 1501]]}
-    out.rename(tmp_path / "prepared")
-    report = "\n".join(_lengths(load_dataset(str(tmp_path / "own.yaml")), tmp_path, counts))
-    assert "test.en: 12 lines are longer than the 1,024 tokens" in report
-    assert "the longest has 2,012 with its end" in report
+    assert counts["long"]["valid.en"] == {"lines": 2, "longest": 1501}
 
 
 @pytest.mark.parametrize("space", [" ", "\u3000", "  \t"])
@@ -218,8 +209,7 @@ def test_tokens_are_parted_as_fairseq_parts_them(tmp_path: Path, space: str):
 
     lines = [space.join(["é"] * count) for count in (1022, 1023, 1024, 1025)]
     (tmp_path / "valid.en").write_text("".join(f"{line}\n" for line in lines))
-    expected = [(n, len(tokenize_line(line)) + 1) for n, line in enumerate(lines, 1)][2:]
-    assert long_lines(tmp_path / "valid.en") == {"lines": 2, "longest": 1026, "first": expected}
+    assert long_lines(tmp_path / "valid.en") == {"lines": 2, "longest": len(tokenize_line(lines[-1])) + 1}
 
 
 class Place:
@@ -303,16 +293,9 @@ def test_raw_text_that_is_wrong(place: Place, changed: dict[str, bytes | None], 
     assert not place.out.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(-300, "a.tgz.*(cut|damaged|end)"), (0, "raw has no a.tgz; run python -m data_prep.download")],
-)
-def test_an_archive_cut_short_or_missing(place: Place, content: int, message: str):
-    whole = pack(place.folder / "raw" / "a.tgz", place.members).read_bytes()
-    (place.folder / "raw" / "a.tgz").unlink()
-    if content:
-        (place.folder / "raw" / "a.tgz").write_bytes(whole[:content])
-    with pytest.raises(UserError, match=message):
+def test_an_archive_that_is_missing(place: Place):
+    (place.folder / "raw").mkdir()
+    with pytest.raises(UserError, match=r"raw has no a\.tgz; run python -m data_prep"):
         place.prepare(packed=False)
 
 
@@ -449,13 +432,10 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
 @pytest.mark.parametrize(
     ("edited", "goes_on"),
     [
-        ("code/text/clean.py", False),
         ("code/text/unicode_14.txt", False),
         ("code/sources/text.py", False),
         ("raw/a.tgz", False),
         ("code/binarise.py", True),
-        ("raw/ledger.json", True),
-        ("raw/stamp.json", True),
         ("raw/b.zip.bad", True),
     ],
 )
@@ -495,21 +475,5 @@ def test_a_killed_worker_is_a_sentence_and_can_be_gone_on_from(dataset: Dataset,
 
 def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.2)
-    started, go_on = tmp_path / "started", tmp_path / "go_on"
-
-    def wait(*arguments: object) -> None:
-        started.touch()
-        assert wait_until(go_on.exists)
-
-    def run() -> None:
-        monkeypatch.setattr("data_prep.steps.engine.Engine.finish", wait)
+    with lock(tmp_path / "out"), pytest.raises(UserError, match=r"another run is at work in .*/out;"):
         prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    assert wait_until(started.exists)
-    with pytest.raises(UserError, match=r"another run is at work in .*/out;"):
-        prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
-    go_on.touch()
-    process.join()
-    assert process.exitcode == 0

@@ -149,7 +149,7 @@ def test_the_longest_five_in_a_thousand_lines_are_left_out():
         assert own_text.most_words(sides) == most
 
 
-def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
+def test_a_step_that_drops_many_says_so(checkout, capsys):
     foreign, english = corpus(checkout, "de", 40)
     lines = english.read_text().splitlines()
     raw = checkout / "raw"
@@ -161,11 +161,8 @@ def test_a_step_that_drops_many_says_so_with_examples(checkout, capsys):
     path.write_text(f"kind: text\nsource: de\ntarget: en\nsteps: {steps}\n")
     prepare(load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
     said = capsys.readouterr().out
-    assert "note: clean dropped 10 of 40 lines of train (25%): length ratio of 3.5 or more: 10. The first:\n" in said
+    assert "note: clean dropped 10 of 40 lines of train (25%): length ratio of 3.5 or more: 10\n" in said
     assert re.search(r"note: \d lines validate and \d test: too few to tell two models apart \(200 or more do\)", said)
-    assert said.count(" | x | length ratio of 3.5 or more") == 3
-    (entry,) = [each for each in read_json(checkout / "out" / "counts.json")["steps"] if each["step"] == "clean"]
-    assert len(entry["examples"]) == 3
 
 
 def test_what_cannot_be_is_said(checkout, call):
