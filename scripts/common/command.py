@@ -29,7 +29,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _in_words(error: OSError) -> str:
+def in_words(error: OSError) -> str:
     """Return what went wrong with which file, and what to do."""
     if error.filename is None:
         return str(error.strerror or error)
@@ -64,7 +64,7 @@ def run_command(main: Callable[[], None], *, unread: bool = True) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed at the end
             if isinstance(error, BrokenPipeError):
                 sys.exit(_NO_READER)
-        sys.exit(f"error: {_in_words(error)}")
+        sys.exit(f"error: {in_words(error)}")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
