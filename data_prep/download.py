@@ -3,6 +3,7 @@
 example: python -m data_prep.download debian_en_de --out work/debian/raw
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
     return manifest
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--raw",
@@ -50,7 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
     add_options(parser, "--invalid")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     if arguments.test_only:
         dataset = dataset.only_test()

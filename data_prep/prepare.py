@@ -15,6 +15,7 @@ example: python -m data_prep.prepare debian_en_de --raw work/debian/raw --out wo
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _code() -> str:
     return fingerprint({name: digest([path]) for name, path in files.items()})
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="what data_prep.download wrote")
     parser.add_argument(
@@ -84,7 +85,7 @@ def main() -> None:
         help="prepare the test set alone, cut by these BPE merges of each language instead of learning any",
     )
     add_options(parser, "--workers", "--keep", "--accept-counts")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:
         dataset = dataset.only_test(arguments.codes)

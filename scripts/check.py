@@ -9,12 +9,13 @@ does it with --data.
 import ast
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from data_prep.dataset import load_dataset
 from scripts.common.command import positive, run_command
@@ -163,10 +164,11 @@ def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
         model = task.build_model(cfg.model)
     with explained(config.path, "build `train.criterion`"):
         criterion = task.build_criterion(cfg.criterion)
-    # some optimizers choose their code by whether there is a GPU, and run on nothing else then
-    parameter = torch.zeros(1, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+    parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
-    with explained(config.path, "take a step with `train.optimizer`"):
+    # some optimizers choose their code by whether there is a GPU, whose memory a training is to have to itself
+    no_gpu = patch.object(torch.cuda, "is_available", lambda: False)
+    with explained(config.path, "take a step with `train.optimizer`"), no_gpu:
         optimizer = optim.build_optimizer(cfg.optimizer, [parameter])
         optimizer.step()
     with explained(config.path, "build `train.lr-scheduler`"):
@@ -293,13 +295,13 @@ def _too_long_sentence(
     )
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=positive, metavar="N", default=1, help="so many machines")
     parser.add_argument("--precision", choices=PRECISIONS, help="of the training (default: the CONFIG's)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     config = given_config(arguments, precision=arguments.precision)
     if arguments.data:
         check_binarised(arguments.data)

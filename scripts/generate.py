@@ -4,10 +4,11 @@ DIR gets generate.log (all that fairseq said), hypotheses.tok, reference.tok and
 of the corpus) and generation.json with the speed that fairseq measured, the BLEU that it computed, and the settings.
 """
 
+from collections.abc import Sequence
+
 from data_prep.dataset import load_dataset
 from scripts.common.command import run_command
 from scripts.common.outputs import check_writable, remove
-from scripts.common.process import peak_mb
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import (
@@ -25,13 +26,13 @@ from scripts.fairseq_io.precision import take_search_precision
 from scripts.pipeline.config import PRECISIONS, given_config
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = model_parser(__doc__, out="the folder for the translations")
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="bf16 on a CPU, fp16 on a GPU, or auto (default: fp32)"
     )
     add_prepared(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     config = given_config(arguments)
     chosen = chosen_settings(arguments, config, language_model=False)
     settings = generation_settings(config, chosen)
@@ -47,7 +48,7 @@ def main() -> None:
     what = (config, settings, arguments.data, arguments.model, arguments.subset)
     command = generate_command(*what, gpu=devices.gpu, precision=taken.precision)
     output = run_generation(command, arguments.subset, arguments.out / LOG)
-    facts = output.facts | {"peak_mb": peak_mb()}
+    facts = output.facts
     noted = {"seed": arguments.seed, "subset": arguments.subset, "averaged": averaged(config, chosen)}
     noted |= {"precision": taken.precision, "precision_reason": taken.reason, **settings}
     write_hypotheses(arguments.out, output.in_corpus_order(prepared), facts | {"settings": noted})

@@ -10,6 +10,7 @@ With --baseline, significance.json and a table say how sure it is that this syst
 test set, by paired bootstrap.
 """
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
     return aligned(rows, left=1, rule=True)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, out="the folder for scores.json")
     parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
     parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep.prepare wrote")
@@ -98,7 +99,7 @@ def main() -> None:
         "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
     )
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="another system's --hypotheses, to compare with")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     config = given_config(arguments)
     subset = arguments.subset
     dataset = load_dataset(config.dataset)

@@ -15,6 +15,7 @@ import os
 import shlex
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import check_path, read_json, write_json
 from scripts.common.outputs import check_writable, claim, lock, remove
-from scripts.common.process import peak_mb, run_logged
+from scripts.common.process import run_logged
 from scripts.common.provenance import available_cores
 from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
@@ -186,6 +187,12 @@ def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def threads(devices: Devices) -> dict[str, str]:
+    """The environment that gives each of several processes on a CPU its share of the cores; torchrun gives it one."""
+    several = not devices.gpu and devices.count > 1
+    return {"OMP_NUM_THREADS": str(max(1, available_cores() // devices.count))} if several else {}
+
+
 def train_here(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> None:
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -217,20 +224,20 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         remove(out / earlier)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
-        run_logged(command, log, reporter, what="fairseq-train", append=going_on)
+        peak = run_logged(command, log, reporter, what="fairseq-train", append=going_on, defaults=threads(devices))
     except UserError as error:
         if isinstance(error, Diverged):
             write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
         raise
     reporter.status.close()
     facts = summary(out, config.train) | {"devices": str(devices), "command": command}
-    facts |= {"precision": taken.precision, "precision_reason": taken.reason, "peak_mb": peak_mb()}
+    facts |= {"precision": taken.precision, "precision_reason": taken.reason, "peak_mb": peak}
     draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
     add, rank = parser.add_argument, int(os.environ.get("SLURM_NODEID", "0"))
     add("--seed", type=int, metavar="N", help="the seed of the training (default: the first of the CONFIG's)")
@@ -240,7 +247,7 @@ def main() -> None:
     what = "which of the machines this is, from 0 (default: as SLURM says)"
     add("--node-rank", type=int, metavar="K", default=rank, help=what)
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)
     check_path(arguments.out)
@@ -251,8 +258,6 @@ def main() -> None:
         node_rank=arguments.node_rank if arguments.nodes > 1 else 0,
         rendezvous=arguments.rendezvous,
     )
-    if not devices.gpu and devices.count > 1:  # torchrun would give each a thread, however many cores there are
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // devices.count)))
     check_precision(arguments.precision, gpu=devices.gpu)
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:
@@ -267,7 +272,7 @@ def main() -> None:
         config = replace(config, precision=taken.precision)
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
-        run_logged(command, log, lambda line: None, what="fairseq-train")
+        run_logged(command, log, lambda line: None, what="fairseq-train", defaults=threads(devices))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def _in_words(error: OSError) -> str:
+def in_words(error: OSError) -> str:
     """Return what went wrong with which file, and what to do."""
     if error.filename is None:
         return str(error.strerror or error)
@@ -55,7 +55,7 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(f"error: {error}")
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be printed is not tried again at the end
-        sys.exit(f"error: {_in_words(error)}")
+        sys.exit(f"error: {in_words(error)}")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)

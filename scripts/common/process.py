@@ -2,8 +2,8 @@
 
 import ctypes
 import functools
+import logging
 import os
-import resource
 import selectors
 import shutil
 import signal
@@ -120,9 +120,20 @@ def child(
             stream.close()
 
 
-def peak_mb() -> int:
-    """Return the most memory that any program that this process ran and that has ended held, in MB."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+@contextmanager
+def as_found() -> Iterator[None]:
+    """Put back the environment and the root logger, which torch's and fairseq's imports change.
+
+    What runs next in this process, and what it starts, finds what it would find in a process of its own.
+    """
+    environment_before, handlers, level = dict(os.environ), logging.root.handlers[:], logging.root.level
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment_before)
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 # fairseq's output is read, and becomes results
@@ -144,15 +155,23 @@ def run_logged(
     what: str,
     append: bool = False,
     cwd: Path | None = None,
-) -> None:
+    defaults: Mapping[str, str] | None = None,
+) -> int:
     """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
 
-    ``cwd`` is the folder it runs in, if not this process's.
+    ``cwd`` is the folder it runs in, if not this process's; ``defaults`` are variables of its environment, where this
+    process's does not say otherwise.
     Standard output and standard error come through pipes of their own and are put together by whole lines, so that a
     warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
     Bytes that are not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
+
+    Returns:
+        the most memory that it, or a program that it ran, held, in MB.
+
+    Raises:
+        UserError: it failed; the message has its last lines.
     """
-    settings = {name: os.environ.get(name, value) for name, value in _FOR_SPEED.items()}
+    settings = {name: os.environ.get(name, value) for name, value in {**_FOR_SPEED, **(defaults or {})}.items()}
     settings |= _READABLE
     said: deque[str] = deque(maxlen=200)
     with (
@@ -164,9 +183,10 @@ def run_logged(
             text = line.decode("utf-8", errors="surrogateescape").rstrip("\n")
             on_line(text)
             said += filter(str.strip, text.splitlines())
-        status = process.wait()
+        _, ended, used = os.wait4(process.pid, 0)
+        status = process.returncode = os.waitstatus_to_exitcode(ended)
     if status == 0:
-        return
+        return used.ru_maxrss // 1024
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     tail = "\n".join(f"  {line[:600]}" for line in [*said][-5:])
     message = f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}"

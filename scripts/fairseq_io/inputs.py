@@ -1,14 +1,13 @@
 """Arguments and checks of the commands that start one of fairseq's."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.files import check_path, read_json
-from scripts.common.process import child, python_module
+from scripts.common.process import as_found
 from scripts.pipeline.config import SUBSETS, Config, config_parser
 
 
@@ -28,14 +27,15 @@ def check_binarised(data: Path) -> None:
 
 
 def check_first(config: Config, *flags: str) -> None:
-    """Run python -m scripts.check on a configuration, in a process of its own: fairseq is heavy.
+    """Do what ``python -m scripts.check`` does with a configuration and these flags.
 
     Raises:
-        SystemExit: it refuses; it has said why itself.
+        UserError: something in it cannot be.
     """
-    with child([*python_module("scripts.check"), *config.arguments, *flags]) as process:
-        if process.wait() != 0:
-            sys.exit(1)
+    from scripts import check  # which takes a second to import
+
+    with as_found():
+        check.main([*config.arguments, *flags])
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:

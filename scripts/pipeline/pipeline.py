@@ -7,6 +7,7 @@ own, which the next stage's fingerprint takes in: a stage that ran again makes a
 """
 
 import hashlib
+import importlib
 import json
 import sys
 import time
@@ -17,13 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import INTERRUPTED
+from scripts.common.command import in_words
 from scripts.common.errors import UserError
 from scripts.common.files import digest, write_json
 from scripts.common.outputs import check_replaceable, check_writable, remove
-from scripts.common.process import child
+from scripts.common.process import as_found, child
 from scripts.common.provenance import git_state
-from scripts.common.terminal import clock
+from scripts.common.terminal import OUTPUT, clock
 
 STAMP = "stamp.json"
 
@@ -96,13 +97,13 @@ class Stage:
     name: str  # without the seed
     folder: Path  # what it makes
     inputs: dict[str, Any]  # what decides its result beside the stages before, as plain data
-    commands: list[list[str]]  # each Python's arguments: ``-m``, a module and its own
+    commands: list[list[str]]  # each Python's arguments: ``-m``, a module and those that its ``main`` takes
     before: tuple[str, ...] = ()  # keys of the stages that it builds on
     seed: int | None = None  # None where it serves all seeds
     # those of its files that must still be there for it to count as done (checkpoints may be cleared away); None: all
     key_files: tuple[str, ...] | None = None
     replaces: bool = False  # the folder is made as a whole, in place of an older one
-    prefix: tuple[str, ...] = ()  # goes before each command, such as srun and its flags
+    prefix: tuple[str, ...] = ()  # what starts its commands, such as srun and its flags; otherwise they run here
     # gives the fingerprint of files from outside, or None
     given: Callable[[], str | None] = field(default=lambda: None, compare=False)
     # gives the commands of fairseq that it comes down to, for people to read
@@ -129,7 +130,7 @@ class Pipeline:
         """Run those of the stages that are not done; return True if there were any.
 
         Raises:
-            UserError: a stage before is not complete, or a command failed, which has said why itself.
+            UserError: a stage before is not complete, or a command failed.
         """
         ran = False
         for key in keys:
@@ -209,12 +210,23 @@ class Pipeline:
 
 
 def _run_command(stage: Stage, command: list[str]) -> None:
-    with child([*stage.prefix, sys.executable, "-P", *command]) as process:
-        status = process.wait()
-    if status != 0:
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        refused = "" if status in (INTERRUPTED, *range(-64, 0)) else "once what is said above is mended, "
-        raise UserError(
-            f"the stage {stage.title} {how}; what was complete before is kept: {refused}the same command goes on "
-            "from there"
-        )
+    _, module, *words = command
+    try:
+        if not stage.prefix:
+            with as_found():
+                importlib.import_module(module).main(words)
+            return
+        with child([*stage.prefix, sys.executable, "-P", *command]) as process:
+            status = process.wait()
+        if status == 0:
+            return
+        why = f"it was killed by signal {-status}" if status < 0 else f"it ended with status {status}"
+    except UserError as error:
+        why = str(error)
+    except OSError as error:
+        if error.filename == OUTPUT:  # nobody reads what the whole run says
+            raise
+        why = in_words(error)
+    raise UserError(
+        f"the stage {stage.title} failed: {why}\nWhat was complete before is kept; the same command goes on from there"
+    )

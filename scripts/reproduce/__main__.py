@@ -16,6 +16,7 @@ Several machines train together with --nodes and --rendezvous; --launch starts t
 
 import functools
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.stages import DATASET, run_data_stages
@@ -116,7 +117,7 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     print(as_text([read_record(run.record)]))
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     add = parser.add_argument
     add("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
@@ -134,7 +135,7 @@ def main() -> None:
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
     add("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
     if arguments.raw and "download" not in names:
         raise UserError(

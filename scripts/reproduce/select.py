@@ -4,6 +4,7 @@ DIR gets selection.json: the best seed, and of each score on valid and test the 
 seeds, and the best seed's figure.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.common.command import run_command
@@ -15,10 +16,10 @@ from scripts.reproduce.run import SEED_STAGES, seed_facts, seed_root
 from scripts.scoring.selection import summarise
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, out="the folder for selection.json")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, with all seeds")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     config = given_config(arguments)
     roots = {seed: seed_root(arguments.run, seed) for seed in config.seeds}
     seeds = {seed: seed_facts(root, SEED_STAGES, config.training(seed)) for seed, root in roots.items()}

@@ -2,11 +2,9 @@
 
 import functools
 import hashlib
-import importlib
 import json
 import logging
 import os
-import sys
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -27,23 +25,10 @@ git_state = functools.cache(git_state)  # which else is three processes for each
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """Run ``python -m data_prep`` in this process, its stages and fairseq-preprocess too: they start more slowly than
-    they work."""
-    monkeypatch.setattr(sys, "argv", ["data_prep", *map(str, arguments)])
+    """Run ``python -m data_prep`` and fairseq-preprocess in this process: they start more slowly than they work."""
     monkeypatch.setattr(binarise, "run_logged", preprocess)
-    monkeypatch.setattr(pipeline, "_run_command", stage)
     monkeypatch.setattr(pipeline, "git_state", git_state)
-    command.main()
-
-
-def stage(_stage: pipeline.Stage | None, line: list[str]) -> None:
-    """Stands for the process of a stage: ``-m``, a module, its arguments."""
-    module, before = importlib.import_module(line[1]), sys.argv
-    sys.argv = line[1:]
-    try:
-        module.main()
-    finally:
-        sys.argv = before
+    command.main([*map(str, arguments)])
 
 
 def preprocess(line: list[str], log: Path, on_line: object, *, what: str, cwd: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -34,7 +35,6 @@ from tests.data_prep.samples import (
     own_dataset,
     preprocess,
     run,
-    stage,
     text_folder,
     translations,
 )
@@ -383,14 +383,14 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
 def test_help_suffices(command: str, capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.cli.available_cores", lambda: 55)
     with pytest.raises(SystemExit):
-        stage(None, ["-m", f"data_prep.{command}", "--help"])
+        importlib.import_module(f"data_prep.{command}").main(["--help"])
     said = capsys.readouterr().out
     for text in (f"example: python -m data_prep.{command} debian_en_de", "DATASET", "--out DIR"):
         assert text in said
     if command != "download":
         assert "one a core, 55 here" in said
         with pytest.raises(SystemExit):
-            stage(None, ["-m", f"data_prep.{command}", "debian_en_de", "--out", "x", "--workers", "0"])
+            importlib.import_module(f"data_prep.{command}").main(["debian_en_de", "--out", "x", "--workers", "0"])
         assert "argument --workers: got '0', expected a whole number above 0" in capsys.readouterr().err
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from data_prep import download
 from data_prep.dataset import Dataset, Debian
 from data_prep.download import MANY
 from data_prep.sources import debian_docs
 from data_prep.sources.debian_docs import read_package, rows
 from scripts.common.errors import UserError
 from tests.data_prep.package_samples import catalogue, package
-from tests.data_prep.samples import stage
 
 MAN = ".TH X 1\n.SH NAME\n.PP\n{}\n.SH SEE\n.PP\n{}\n"
 HELP = '<page xmlns="http://projectmallard.org/1.0/"><title>{}</title><p>{}</p></page>'
@@ -150,8 +150,8 @@ def test_the_command_takes_a_folder_of_packages(tmp_path: Path, capsys: pytest.C
     dataset_file = tmp_path / "mine.yaml"
     keys = {"kind": "debian_docs", "source": "en", "target": "de", "debian": {"packages": ["ls", "ls-l10n", "absent"]}}
     dataset_file.write_text(json.dumps(keys))
-    line = ["-m", "data_prep.download", str(dataset_file), "--raw", str(raw), "--out", str(tmp_path / "out")]
-    stage(None, line)
+    line = [str(dataset_file), "--raw", str(raw), "--out", str(tmp_path / "out")]
+    download.main(line)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["packages not in the folder given with --raw"] == ["absent"]
     assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
@@ -162,10 +162,10 @@ def test_the_command_takes_a_folder_of_packages(tmp_path: Path, capsys: pytest.C
     for path in raw.iterdir():
         path.unlink()
     with pytest.raises(UserError, match="has none of the packages"):
-        stage(None, line)
+        download.main(line)
     names = [f"p{n:02}" for n in range(MANY + 1)]  # of so many the sum is printed
     for name in names:
         (raw / f"{name}_1_all.deb").write_bytes(b"12345")
     dataset_file.write_text(json.dumps(keys | {"debian": {"packages": names}}))
-    stage(None, line)
+    download.main(line)
     assert capsys.readouterr().out == f"{tmp_path / 'out'}: 21 files, 105 bytes\n"

@@ -53,7 +53,7 @@ class Place:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
         self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
-        self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": self._select}
+        self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": lambda words, _: select.main(words)}
         for module in (dataset, stages):
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):
@@ -104,18 +104,14 @@ class Place:
         return status, out.getvalue(), err.getvalue()
 
     def reproduce(self, arguments: list[str]) -> int:
-        sys.argv, before = ["reproduce", *arguments], sys.argv
-        if not any(word.startswith("--work") for word in arguments):
-            sys.argv += ["--work", str(self.folder / "work")]
+        where = [] if any(word.startswith("--work") for word in arguments) else ["--work", str(self.folder / "work")]
         try:
-            reproduce.main()
+            reproduce.main([*arguments, *where])
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         except SystemExit as exit:
             return int(exit.code or 0)
-        finally:
-            sys.argv = before
         return 0
 
     def command(self, *arguments: str) -> list[str]:
@@ -145,16 +141,9 @@ class Place:
             file, facts = FACTS[name]
             write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
 
-    def _select(self, arguments: list[str], out: Path) -> None:
-        sys.argv, before = ["select", *arguments], sys.argv
-        try:
-            select.main()
-        finally:
-            sys.argv = before
 
 
 if __name__ == "__main__":
     place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
     place.how = {"hang": os.environ.get("HANG", "")}
-    sys.argv[1:] = sys.argv[4:]
-    run_command(reproduce.main)
+    run_command(lambda: reproduce.main(sys.argv[4:]))

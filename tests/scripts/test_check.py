@@ -327,9 +327,8 @@ def test_the_epochs_that_a_training_has_follow_from_the_data(tmp_path, data):
 def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
     path = tmp_path / "model.yaml"
     path.write_text(CONFIG)
-    monkeypatch.setattr("sys.argv", ["check", str(path), "--data", str(data)])
     monkeypatch.setattr(check, "find_devices", lambda *_, **__: CPU)
-    check.main()
+    check.main([str(path), "--data", str(data)])
     assert capsys.readouterr().out == f"check: {path} can be trained on these data\n"
 
 

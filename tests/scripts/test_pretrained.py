@@ -318,24 +318,21 @@ def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, faul
 def test_two_runs_never_fetch_into_one_folder(shelf, tmp_path, monkeypatch):
     out = tmp_path / "model"
     monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr("sys.argv", ["pretrained", "get", NAME, "--from", str(shelf), "--out", str(out)])
     with lock(out), pytest.raises(UserError, match=r"another run is at work in .*model; wait until"):
-        pretrained.main()
+        pretrained.main(["get", NAME, "--from", str(shelf), "--out", str(out)])
     assert not out.exists()
 
 
-def test_the_list_and_a_name_that_is_not_in_it(monkeypatch, capsys):
+def test_the_list_and_a_name_that_is_not_in_it(capsys):
     """The list is fairseq's."""
     from fairseq.models.lightconv import LightConvModel
 
-    monkeypatch.setattr("sys.argv", ["pretrained", "list"])
-    pretrained.main()
+    pretrained.main(["list"])
     head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head == ["name", "dataset", "operator", "GLU", "URL"]
     assert [NAME, "wmt17.zh-en", "DynamicConv", "yes", MODEL.url + ARCHIVE] in lines
     assert [OTHER, "iwslt14.de-en", "LightConv", "no"] in [line[:4] for line in lines]
     assert {line[0]: line[4] for line in lines} == {k: v["path"] for k, v in LightConvModel.hub_models().items()}
     assert len(pretrained.each_archive(MODELS)) == 10
-    monkeypatch.setattr("sys.argv", ["pretrained", "get", "nothing"])
     with pytest.raises(UserError, match=rf"no published model nothing; choose one of: .*{NAME}"):
-        pretrained.main()
+        pretrained.main(["get", "nothing"])

@@ -226,8 +226,8 @@ def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd
     with pytest.raises(UserError, match=f"2 of 2 models are not within 0.1 .*: {APART}, {JOINED}; "):
         score(chosen, tmp_path / "work", str(tmp_path))
     said = capfd.readouterr()
-    assert said.out.count("no score: the stage model ended with status 1") == 2
-    assert f"error: there is no {tmp_path}/iwslt14.de-en.lightconv.tar.gz" in said.err
+    assert said.out.count("no score: the stage model failed") == 2
+    assert f"the stage model failed: there is no {tmp_path}/iwslt14.de-en.lightconv.tar.gz" in said.out
 
 
 def test_what_the_table_lacks_is_said(tmp_path):

@@ -1,5 +1,7 @@
 """The stages that run, by what has changed, and what is shown and recorded of them."""
 
+import logging
+import os
 import re
 import shlex
 import shutil
@@ -7,16 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from scripts import average
 from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
 from scripts.common.process import environment
 from scripts.pipeline.config import load_config
-from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint
+from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint, read_stamp
 from tests.scripts.stand_in import CONFIG, DATASET, ONE_SEED, Place
 
 LONGER = CONFIG.replace("max-update: 5", "max-update: 6")
@@ -144,16 +148,29 @@ def test_a_stage_that_fails_leaves_the_earlier_ones_and_is_not_done(done):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("prefix", "error", "said"),
     [
-        ("sys.exit('it broke')", r"ended with status 1; .*: once what is said above is mended, the same command goes"),
-        ("os.kill(os.getpid(), 9)", r"was killed by signal 9; what was complete before is kept: the same command goes"),
+        ((), UserError("it broke"), "it broke"),
+        ((), OSError(28, "No space left on device", "a/b"), "No space left on device: cannot write a/b; .*"),
+        (("sh", "-c", "exit 3"), None, "it ended with status 3"),
+        (("sh", "-c", "kill -9 $$"), None, "it was killed by signal 9"),
     ],
 )
-def test_how_a_command_ended_is_said(tmp_path, code, said):
-    stage = Stage("a", tmp_path / "a", {}, [["-c", f"import os, sys; {code}"]])
-    with pytest.raises(UserError, match=f"the stage a {said} on from there"):
+def test_how_a_stage_failed_is_said_and_reaches_no_other(tmp_path, monkeypatch, prefix, error, said):
+    def fail(words):
+        os.environ["FAIRSEQ_LEFT"] = " ".join(words)
+        logging.basicConfig(level=logging.DEBUG, force=True)
+        raise error
+
+    before, root = dict(os.environ), [*logging.root.handlers, logging.root.level]
+    monkeypatch.setattr(average, "main", fail)
+    stage = Stage("a", tmp_path / "a", {}, [["-m", "scripts.average", "x"]], prefix=prefix)
+    with pytest.raises(UserError, match=f"^the stage a failed: {said}\nWhat was complete before is kept; the same"):
         Pipeline({"a": stage}).run(["a"])
+    Pipeline({"a": replace(stage, prefix=("true",))}).run(["a"])
+    assert read_stamp(stage.folder)
+    assert before == os.environ
+    assert root == [*logging.root.handlers, logging.root.level]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

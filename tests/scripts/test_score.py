@@ -36,9 +36,8 @@ def run(folder, monkeypatch):
 
     def go(*options: str) -> dict:
         folders = (("hypotheses", "hyp"), ("prepared", "prepared"), ("out", "out"))
-        line = ["score", str(folder / "model.yaml"), *(f"--{name}={folder / place}" for name, place in folders)]
-        monkeypatch.setattr("sys.argv", [*line, *options])
-        score.main()
+        places = [f"--{name}={folder / place}" for name, place in folders]
+        score.main([str(folder / "model.yaml"), *places, *options])
         return json.loads((folder / "out" / "scores.json").read_text())
 
     return go

@@ -56,9 +56,7 @@ class Place:
 
     def measure(self, *flags: str) -> dict:
         paths = [f"--{option}={self.folder / name}" for option, name in (("run", "runs/model"), ("data", "data"))]
-        line = ["speed", str(self.folder / "model.yaml"), *paths, f"--out={self.folder / 'out'}", *flags]
-        self.patch.setattr("sys.argv", line)
-        speed.main()
+        speed.main([str(self.folder / "model.yaml"), *paths, f"--out={self.folder / 'out'}", *flags])
         return json.loads((self.folder / "out" / "speed.json").read_text())
 
     def names(self) -> list[str]:

@@ -24,9 +24,8 @@ TABLES = read_tables()
 BLEU = {"bleu": [15.0, 15.5, 16.0], "sacrebleu": [14.0, 14.25, 14.5]}
 
 
-def run(monkeypatch, *arguments) -> None:
-    monkeypatch.setattr("sys.argv", ["table.py", *map(str, arguments)])
-    main()
+def run(*arguments) -> None:
+    main([*map(str, arguments)])
 
 
 ONE = {key: figures[:1] for key, figures in BLEU.items()}
@@ -85,14 +84,14 @@ def test_a_row_for_each_record_and_its_signatures(records, expected):
 def test_a_file_that_is_no_record_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
     with pytest.raises(UserError, match="run the stage"):
-        run(monkeypatch, path)
+        run(path)
     path.write_text("{}")
     with pytest.raises(UserError, match="not a run record"):
-        run(monkeypatch, path)
+        run(path)
     with pytest.raises(UserError, match="no Table 8"):
-        run(monkeypatch, 7, 8)
+        run(7, 8)
     with pytest.raises(UserError, match="--out goes with"):
-        run(monkeypatch, path, "--out", tmp_path)
+        run(path, "--out", tmp_path)
 
 
 def test_a_locale_without_letters_is_enough(tmp_path):
@@ -187,7 +186,7 @@ def test_the_csv_has_every_figure_once(tmp_path):
 
 def test_the_folder_has_the_page_and_the_figures(tmp_path, monkeypatch):
     ablation(tmp_path / "work")
-    run(monkeypatch, 3, 6, "--work", tmp_path / "work", "--out", tmp_path / "out")
+    run(3, 6, "--work", tmp_path / "work", "--out", tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").glob("[!.]*"))
     assert names == [f"table{number}.{suffix}" for number in (3, 6) for suffix in ("csv", "md")]
     page = (tmp_path / "out" / "table3.md").read_text()

@@ -57,10 +57,9 @@ class Place:
         """Train, and return what is said."""
         folders = [f"--data={self.data}", f"--out={self.out}"]
         with self.patch.context() as patch:
-            patch.setattr("sys.argv", ["train", str(self.folder / "model.yaml"), *folders, *flags])
             for name, value in environment.items():
                 patch.setenv(name, value)
-            train.main()
+            train.main([str(self.folder / "model.yaml"), *folders, *flags])
         return self.capsys.readouterr().out
 
     def fail(self, match: str, *flags: str, **environment: str) -> str:
