@@ -10,27 +10,26 @@ IN may come from any version of fairseq: with its settings as `args` or as `cfg`
 in float32 or float16, with parameters under the names of fairseq 0.12.2 and earlier or under later ones. It is read
 with torch's check of types on: nothing in it is run. OUT says by itself what model it is, and serves fairseq-generate,
 -interactive, -validate and --finetune-from-model with --user-dir lightconv_plugin, and from_pretrained(). The
-optimiser's state is left behind. An existing OUT is replaced only if this command wrote it.
+optimiser's state is left behind. OUT is a new file: nothing is replaced.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import sys
+import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY, lightconv, lightconv_lm
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightconv_plugin.compat.checkpoints import refusing, write_state
 from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safetensors
@@ -40,7 +39,6 @@ from lightconv_plugin.models.language_model import LightConvLanguageModel, resol
 from lightconv_plugin.models.resolve import resolve
 
 Tensors = dict[str, Tensor]
-MARK = "lightconv_plugin.convert"  # in a checkpoint's extra_state: this may be replaced
 
 
 class ConversionError(Exception):
@@ -167,40 +165,40 @@ def convert_options(kind: Kind, name: str, model: argparse.Namespace, parameters
     ARCH_CONFIG_REGISTRY[name](theirs)
     if getattr(theirs, "character_embeddings", False):
         raise ConversionError("it has --character-embeddings; expected one embedding a word, or adaptive input")
-    known = {field.name: field.default for field in fields(kind.config) if not field.name.startswith("_")}
-    options = {option: getattr(theirs, option, default) for option, default in known.items()}
-    options |= _own_options(kind, theirs, set(parameters))
-    return {option: options[option] for option in known}
+    own = _own_options(kind, theirs, set(parameters))
+    return {
+        field.name: own[field.name] if field.name in own else _typed(getattr(theirs, field.name, field.default), field)
+        for field in fields(kind.config)
+        if not field.name.startswith("_")
+    }
 
 
-# options that some versions of fairseq do not write, or not as a float, and what they mean then
-_FLOATS = {
-    "dropout": 0.1,
-    **dict.fromkeys(("attention_dropout", "relu_dropout", "adaptive_softmax_dropout"), 0.0),
-    **dict.fromkeys(("adaptive_input_factor", "adaptive_softmax_factor"), 4.0),
-}
-_POSITIONS = ("max_source_positions", "max_target_positions", "tokens_per_sample")
+def _typed(value: Any, field: Field) -> Any:
+    """Return an option in the type of ours: some versions of fairseq write 0 for 0.0, and lists as text."""
+    kinds = get_args(field.type) or (field.type,)
+    if value is not None and float in kinds:
+        return float(value)
+    if value is not None and list in map(get_origin, kinds):
+        return [int(number) for number in utils.eval_str_list(value, type=int)]
+    return value
 
 
 def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -> dict[str, Any]:
     """The options that are not simply fairseq's under the same name."""
-    softmax = bool(getattr(theirs, "weight_softmax", True))
-    floats = {name: getattr(theirs, name, None) for name in _FLOATS}
+    softmax, sample = bool(getattr(theirs, "weight_softmax", True)), getattr(theirs, "tokens_per_sample", None)
     own: dict[str, Any] = {
         "weight_softmax": softmax,
         "weight_normalization": "softmax" if softmax else "none",
         "conv_backend": "auto",
         "no_decoder_final_norm": "decoder.layer_norm.weight" not in parameters,
         "share_decoder_input_output_embed": shares_output(theirs),
-        **{name: _positions(theirs, name) for name in _POSITIONS},
-        **{name: _numbers(theirs, name) for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff")},
-        **{name: float(_FLOATS[name] if value is None else value) for name, value in floats.items()},
     }
+    for name in ("max_source_positions", "max_target_positions", "tokens_per_sample"):
+        own[name] = int(getattr(theirs, name, None) or sample or 1024)
     for side in kind.sides:
         own |= {
             f"{side}_conv_type": getattr(theirs, f"{side}_conv_type", "dynamic"),
             f"{side}_conv_heads": getattr(theirs, f"{side}_attention_heads"),
-            f"{side}_kernel_size_list": _numbers(theirs, f"{side}_kernel_size_list"),
             f"{side}_query_heads": 1,
             f"{side}_embed_path": None,  # the embeddings are in the checkpoint
         }
@@ -212,15 +210,6 @@ def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -
 def shares_output(theirs: argparse.Namespace) -> bool:
     """Return True if the decoder's output layer is its embedding."""
     return any(getattr(theirs, f"share_{what}", False) for what in ("all_embeddings", "decoder_input_output_embed"))
-
-
-def _positions(theirs: argparse.Namespace, name: str) -> int:
-    return int(getattr(theirs, name, None) or getattr(theirs, "tokens_per_sample", None) or 1024)
-
-
-def _numbers(theirs: argparse.Namespace, name: str) -> list[int] | None:
-    value = getattr(theirs, name, None)
-    return None if value is None else [int(number) for number in utils.eval_str_list(value, type=int)]
 
 
 def check(kind: Kind, options: dict[str, Any], parameters: Tensors) -> None:
@@ -236,22 +225,13 @@ def check(kind: Kind, options: dict[str, Any], parameters: Tensors) -> None:
             model = kind.ours.build_model(argparse.Namespace(**options), task)  # type: ignore[attr-defined]
     except ValueError as error:
         raise ConversionError(f"its options do not make a model of this plugin: {error}") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-    unknown, missing = sorted(found.keys() - expected.keys()), sorted(expected.keys() - found.keys())
-    other = sorted(name for name in found.keys() & expected.keys() if found[name] != expected[name])
-    problems = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for what, names in (("unknown", unknown), ("missing", missing), ("of another shape", other))
-        if names
-    ]
-    if other:
-        problems.append(f"for example {other[0]}: {found[other[0]]} in the file, {expected[other[0]]} by its options")
-    if problems:
+    try:
+        nn.Module.load_state_dict(model, parameters, assign=True)
+    except RuntimeError as error:
         raise ConversionError(
-            f"its parameters are not those of the model that its options describe: {'; '.join(problems)}. Use the "
-            "file as fairseq wrote it; models with changed code cannot be converted"
-        )
+            "its parameters are not those of the model that its options describe. Use the file as fairseq wrote it; "
+            f"models with changed code cannot be converted. {textwrap.shorten(str(error), 600, placeholder=' ...')}"
+        ) from error
 
 
 def _dictionary(parameters: Tensors, side: str) -> Dictionary:
@@ -300,7 +280,10 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], list[s
         "optimizer_history": [
             {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
         ],
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "written_by": MARK},
+        "extra_state": {
+            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
+            "written_by": "lightconv_plugin.convert",
+        },
         "task_state": state.get("task_state") or {},
     }
     lines = describe(kind, options, parameters)
@@ -325,30 +308,6 @@ def describe(kind: Kind, options: dict[str, Any], parameters: Tensors) -> list[s
     return lines
 
 
-def save(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint, whole or not at all; see also ``write_state`` and ``write_safetensors``."""
-    packed = out.suffix == SUFFIX
-    there = next(filter(os.path.lexists, (out, settings_of(out)) if packed else (out,)), None)
-    if there is not None and not _is_ours(out):
-        raise ConversionError(
-            f"{there} exists, and is no checkpoint that this command wrote: give another name for OUT"
-        )
-    if packed and there == settings_of(out):
-        raise ConversionError(f"{there} is of another model than {out.name}: give OUT a folder of its own")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    (write_safetensors if packed else write_state)(state, out)
-
-
-def _is_ours(out: Path) -> bool:
-    try:
-        if out.suffix == SUFFIX:
-            return json.loads(settings_of(out).read_text(encoding="utf-8"))["written_by"] == MARK
-        state = torch.load(out, map_location="cpu", weights_only=True, mmap=True) if out.is_file() else {}
-        return state["extra_state"]["written_by"] == MARK
-    except Exception:  # torch has many for what is no checkpoint
-        return False
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The command; ends the process with a sentence and status 1 where it refuses."""
     parser = argparse.ArgumentParser(
@@ -357,15 +316,16 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of a lightconv or lightconv_lm")
-    parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write; replaces only what this wrote")
+    parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write, a new file")
     given = parser.parse_args(arguments)
-    if given.source.exists() and given.out.exists() and given.out.samefile(given.source):
-        sys.exit(f"error: IN and OUT are both {given.source}; give another OUT, so that the original stays")
-    if given.out.is_dir():
-        sys.exit(f"error: {given.out} is a folder; give the name of the checkpoint to write")
+    packed = given.out.suffix == SUFFIX
     with refusing(f"convert {given.source}", ConversionError, given.out):
-        state, lines = convert(given.source, ours=SUFFIX in (given.source.suffix, given.out.suffix))
-        save(state, given.out)
+        for path in (given.out, settings_of(given.out)) if packed else (given.out,):
+            if os.path.lexists(path):
+                raise ConversionError(f"{path} exists, and is not replaced: give another name or folder for OUT")
+        state, lines = convert(given.source, ours=packed or given.source.suffix == SUFFIX)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        (write_safetensors if packed else write_state)(state, given.out)
     print("\n".join([*lines, f"wrote {given.out}"]))
 
 

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -76,7 +76,8 @@ def refuse_damaged_checkpoints() -> None:
     @shim(checkpoint_utils, "load_checkpoint_to_cpu")
     def unreadable(original: Original, path: str, *args: Any, **kwargs: Any) -> Any:
         try:
-            _check_archive(path)
+            if _starts_with(path, b"PK\3\4") and (problem := damage(path)):
+                raise zipfile.BadZipFile(problem)
             return original(path, *args, **kwargs)
         except Exception as error:
             if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
@@ -84,31 +85,34 @@ def refuse_damaged_checkpoints() -> None:
             raise CheckpointError(_why_unreadable(path, error)) from None
 
 
-def _check_archive(path: str) -> None:
-    """Compare the parts of a file in torch's format with their checksums; torch itself does not.
+def damage(path: str | Path) -> str | None:
+    """Return what is wrong with a file in torch's format, or None if it is whole: torch compares no checksums.
 
-    The format of before torch 1.6 has no checksums. ``scripts/fairseq_io/checkpoints.py`` has a twin of these lines:
-    the plugin is installed without the scripts, and those do without fairseq.
+    The format of before torch 1.6 has none. Reads it all, builds nothing of it.
 
     Raises:
-        BadZipFile: they do not agree; or another of zipfile's many errors.
+        OSError: it cannot be read.
     """
-    if not os.path.isfile(path):  # missing, or in a storage that fairseq fetches it from
-        return
-    with open(path, "rb") as file:
-        if file.read(4) != b"PK\3\4":
-            return
-        try:
-            with zipfile.ZipFile(file) as archive:
-                bad = archive.testzip()
-                # one flipped bit: torch then reads nothing for the part, and gives what was in memory
-                folder = next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
-        except zipfile.BadZipFile as error:
-            raise zipfile.BadZipFile(f"its table of contents, at the end, is missing or damaged: {error}") from None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+            # one flipped bit: torch then reads nothing for the part, and gives what was in memory
+            folder = next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
+    except Exception as error:  # zipfile has many for a table of contents that is not as it should be
+        if getattr(error, "filename", None) is not None:
+            raise
+        return f"it is cut short, or its table of contents, at the end, is damaged: {error}"
     if bad is not None:
-        raise zipfile.BadZipFile(f"its part {bad} does not match its checksum")
-    if folder is not None:
-        raise zipfile.BadZipFile(f"its part {folder} is marked as a folder")
+        return f"its part {bad} does not match its checksum"
+    return None if folder is None else f"its part {folder} is marked as a folder"
+
+
+def _starts_with(path: str, content: bytes) -> bool:
+    """Return False, too, for a file that is missing, or in a storage that fairseq fetches it from."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(content)) == content
 
 
 _REFUSED = re.compile(  # in torch's words
@@ -124,7 +128,7 @@ def _why_unreadable(path: str, error: Exception) -> str:
             "fairseq checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a "
             "source you trust, written by fairseq-train."
         )
-    if _is_pointer(path):
+    if _starts_with(path, b"version https://git-lfs.github.com/spec/"):  # what stands for a large file in Git
         return f"{path} is a pointer of Git LFS: run `git lfs pull` in the repository that it is from"
     if isinstance(error, zipfile.BadZipFile):
         found = str(error)
@@ -141,12 +145,18 @@ def _why_unreadable(path: str, error: Exception) -> str:
     )
 
 
-def _is_pointer(path: str) -> bool:
-    """Return True for what Git leaves in place of a large file, until Git LFS fetches it."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(64).startswith(b"version https://git-lfs.github.com/spec/")
+def save(state: Any, file: IO[bytes]) -> None:
+    """Save with torch, which hides a full disk behind a complaint of its own.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def write_state(state: Any, path: Path) -> None:
@@ -155,14 +165,8 @@ def write_state(state: Any, path: Path) -> None:
     Raises:
         OSError: it cannot be written; ``path`` is as it was.
     """
-    try:
-        with whole_file(path) as file:
-            torch.save(state, file)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
-            cause = error.__context__
-            raise OSError(cause.errno, cause.strerror, str(path)) from None
-        raise
+    with whole_file(path) as file:
+        save(state, file)
 
 
 @contextmanager
@@ -181,7 +185,7 @@ def refusing(what: str, refusal: type[Exception], out: Path) -> Iterator[None]:
 
 
 def save_checkpoints_whole() -> None:
-    """All versions: every checkpoint is there whole, or as it was before, and nothing lies beside it.
+    """All versions: every checkpoint is there whole, or as it was before.
 
     fairseq writes the copies of a checkpoint (last, best) in place: a full disk or a kill leaves a last checkpoint that
     is cut short. On a full disk it tries three times, and may append the second to the rest of the first.

@@ -6,8 +6,6 @@ that moment leaves a copy cut short, and so may a machine that loses power. ``ch
 
 import re
 import shlex
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,29 +28,14 @@ def numbered(folder: Path, by: str) -> list[tuple[int, Path]]:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it.
+    """Return what is wrong with a checkpoint file, or None if it is whole. Reads it all, builds nothing of it."""
+    from lightconv_plugin.compat.checkpoints import damage as damage_of_archive  # which imports torch
 
-    The plugin's ``compat.checkpoints`` has a twin of this for what fairseq loads; nothing here imports the plugin.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-            # one flipped bit: torch then reads nothing for the part, and gives what was in memory
-            folder = next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
-    except FileNotFoundError:
+    if not path.exists():
         return "it does not exist"
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError):
-        if what := stands_for(path):
-            return f"it is {what}"
-        size = path.stat().st_size
-        return f"it is cut short, or not a checkpoint ({size:,} bytes, without the table of contents at the end)"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    except Exception as error:  # zipfile has many for a table of contents that is not as it should be
-        return f"its table of contents is damaged ({error})"
-    if bad is not None:
-        return f"its part {bad} does not match its checksum"
-    return None if folder is None else f"its part {folder} is marked as a folder"
+    if what := stands_for(path):
+        return f"it is {what}"
+    return damage_of_archive(path)
 
 
 def allowed_types() -> list[Callable | tuple[Callable, str]]:
@@ -138,15 +121,10 @@ def check_last(folder: Path) -> None:
 
 def save(state: dict[str, Any], out: Path) -> None:
     """Write a checkpoint, whole or not at all."""
-    import torch
+    from lightconv_plugin.compat import checkpoints
 
     with atomic_file(out, "wb") as f:
-        try:
-            torch.save(state, f)
-        except RuntimeError as error:
-            if isinstance(error.__context__, OSError):  # torch hides a full disk behind a complaint of its own
-                raise error.__context__ from None
-            raise
+        checkpoints.save(state, f)
 
 
 def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int) -> str | None:

