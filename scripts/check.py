@@ -12,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -86,28 +85,22 @@ def check_settings(config: Config, data: Path | None, devices: Devices) -> TaskA
 
 
 def check_scores(config: Config) -> None:
-    """Import what draws a training's losses, and score one line as the stage `score` does.
+    """Score one line as the stage `score` does.
 
     Raises:
-        UserError: a tokeniser or another package is missing; sacreBLEU's own message names it.
+        UserError: a tokeniser is missing; sacreBLEU's own message names it.
     """
     dataset = load_dataset(config.dataset)
-    try:
-        import_module("matplotlib")
-        if (config.metric == "perplexity") is not (dataset.target is None):
-            raise UserError(
-                f"{config.path}: `score.metric` is {config.metric}, and {config.dataset} is of "
-                f"{' and '.join(dataset.languages)}; text of one language is scored by its perplexity, of two by others"
-            )
-        if dataset.target is None:
-            return
-        text = detokeniser(dataset.target, dataset)("a")
-        evaluate(measures(config.score, dataset.target), Side(["a"], [text]), Side(["a"], [text]))
-    except ModuleNotFoundError as error:
+    if (config.metric == "perplexity") is not (dataset.target is None):
         raise UserError(
-            f"{config.path}: a stage after the training needs {error.name}, which is not installed: "
-            f"pip install {error.name}, or run scripts/setup.sh"
-        ) from error
+            f"{config.path}: `score.metric` is {config.metric}, and {config.dataset} is of "
+            f"{' and '.join(dataset.languages)}; text of one language is scored by its perplexity, of two by others"
+        )
+    if dataset.target is None:
+        return
+    text = detokeniser(dataset.target, dataset)("a")
+    try:
+        evaluate(measures(config.score, dataset.target), Side(["a"], [text]), Side(["a"], [text]))
     except (RuntimeError, OSError) as error:
         raise UserError(
             f"{config.path}: the stage `score` cannot measure text in {dataset.target}: {' '.join(str(error).split())}"
@@ -203,18 +196,6 @@ def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, .
     return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
 
 
-def too_long(dataset: Any, positions: Any, tokens: int | None = None) -> Any:
-    """The numbers of the samples that are longer than ``positions``, of one side or several, or than ``tokens``."""
-    import numpy as np
-
-    kept = every = np.arange(len(dataset))
-    if positions is not None:
-        kept, _ = dataset.filter_indices_by_size(every, positions)
-    if tokens is not None:
-        kept = kept[dataset.num_tokens_vec(kept) <= tokens]
-    return np.setdiff1d(every, kept, assume_unique=True)
-
-
 def sides(value: Any) -> tuple[Any, ...]:
     """A length for each side."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
@@ -222,6 +203,7 @@ def sides(value: Any) -> tuple[Any, ...]:
 
 def check_training_set(config: Config, built: TaskAndModel, devices: Devices) -> str | None:
     """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
+    import numpy as np
     from fairseq.utils import resolve_max_positions
 
     args, task, options = built.args, built.task, built.cfg.dataset
@@ -240,7 +222,10 @@ def check_training_set(config: Config, built: TaskAndModel, devices: Devices) ->
             skip_remainder_batch=args.skip_remainder_batch,
         )
         check_checkpoints(config, args, updates_in_epoch(len(batches), args))
-    if not (gone := len(too_long(dataset, positions))):
+    kept = np.arange(len(dataset))
+    if positions is not None:
+        kept, _ = dataset.filter_indices_by_size(kept, positions)
+    if not (gone := len(dataset) - len(kept)):
         return None
     keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
     text = (
@@ -257,42 +242,45 @@ def check_valid_and_test(config: Config, built: TaskAndModel, generation: Namesp
     """Check that every line can be read of the parts that models are judged by."""
     from fairseq.utils import resolve_max_positions
 
-    task, options, reads = built.task, built.cfg.dataset, built.model.max_positions()
-    limits = []  # part, section, positions, tokens
+    options, reads, language_model = built.cfg.dataset, built.model.max_positions(), config.metric == "perplexity"
     if not (options.disable_validation or options.skip_invalid_size_inputs_valid_test):
-        limits.append(("valid", "train", resolve_max_positions(task.max_positions(), reads), options.max_tokens_valid))
-    if config.metric == "perplexity":
-        positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
-    else:
+        positions = resolve_max_positions(built.task.max_positions(), reads)
+        check_lengths(config, built, "valid", "train", positions, options.max_tokens_valid)
+    positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
+    if not language_model:
         own = tuple(getattr(generation, key.replace("-", "_"), None) for key in commands.POSITIONS)
         positions = resolve_max_positions(own, reads)
         tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
-    for part, section, most, room in [*limits, *((part, "generate", positions, tokens) for part in ("valid", "test"))]:
-        if len(gone := too_long(task.dataset(part), most, room)):
-            raise UserError(f"{config.path}: {_too_long_sentence(config, built, part, section, most, room, gone)}")
+    for part in ("valid", "test"):
+        check_lengths(config, built, part, "generate", positions, tokens)
 
 
-def _too_long_sentence(
-    config: Config, built: TaskAndModel, part: str, section: str, positions: Any, tokens: int | None, gone: Any
-) -> str:
-    """Name the first of the samples ``gone``, its length, the setting that limits it, and what to do."""
-    most, dataset = sides(positions), built.task.dataset(part)
-    sizes = [sides(dataset.size(int(number))) for number in gone]
-    # the side that is too long; None: of tokens the longer side counts
-    side = next((n for n, limit in enumerate(most) if limit is not None and sizes[0][n] > limit), None)
-    limit, found = (tokens, [*map(max, sizes)]) if side is None else (most[side], [size[side] for size in sizes])
-    key = f"{section}.max-tokens{'-valid' * (section == 'train')}"
-    key = key if side is None else position_keys(config, built.args, section)[side]
-    task = built.task.cfg
-    language = "" if side is None or len(most) == 1 else f".{(task.source_lang, task.target_lang)[side]}"
-    language_model = config.metric == "perplexity"
-    sample = "block" if language_model and built.args.sample_break_mode != "eos" else "line"
-    return (
-        f"{sample} {gone[0] + 1:,} of {part}{language} has {found[0]:,} tokens, its end counted, expected at most "
-        f"{limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: {max(found)}, or have such lines "
-        f"shortened or dropped by a step `truncate`{'' if language_model else ' or `clean`'} in "
-        f"data_prep/datasets/{config.dataset}.yaml"
-    )
+def check_lengths(
+    config: Config, built: TaskAndModel, part: str, section: str, positions: Any, tokens: int | None
+) -> None:
+    """Check that no line of a part is longer than ``positions``, of one side or two, or than ``tokens``.
+
+    Raises:
+        UserError: it names the first such line, its length, the setting that limits it, and what to do.
+    """
+    import numpy as np
+
+    dataset, task, language_model = built.task.dataset(part), built.task.cfg, config.metric == "perplexity"
+    sizes = np.array([sides(dataset.size(number)) for number in range(len(dataset))])  # (N, sides)
+    languages = [""] if language_model else [f".{task.source_lang}", f".{task.target_lang}"]
+    keys = position_keys(config, built.args, section)
+    limits = [*zip(keys, languages, sizes.T, sides(positions), strict=True)]
+    limits.append((f"{section}.max-tokens{'-valid' * (section == 'train')}", "", sizes.max(1), tokens))
+    for key, language, lengths, limit in limits:
+        if limit is None or not len(gone := np.flatnonzero(lengths > limit)):
+            continue
+        sample = "block" if language_model and built.args.sample_break_mode != "eos" else "line"
+        raise UserError(
+            f"{config.path}: {sample} {gone[0] + 1:,} of {part}{language} has {lengths[gone[0]]:,} tokens, its end "
+            f"counted, expected at most {limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: "
+            f"{max(lengths)}, or have such lines shortened or dropped by a step `truncate`"
+            f"{'' if language_model else ' or `clean`'} in data_prep/datasets/{config.dataset}.yaml"
+        )
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -21,21 +21,19 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_prep.dataset import LANGUAGE
-from data_prep.sources.supplied import NOT_UTF8, SuppliedText, how_to_convert
+from data_prep.sources.supplied import SuppliedText
 from data_prep.text.clean import count_words
 from data_prep.text.languages import letters_of
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file
-from scripts.common.terminal import aligned
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce.run import RESERVED
 from scripts.scoring.metrics import tokeniser
 
 _SAMPLE = 100_000  # pairs that are looked at closely; all are counted
 _LEAST = 600  # three checkpoints to average
-_MOST_BROKEN = 0.01  # of the lines are not UTF-8 by accident; more are in another encoding
 _UNITS = {20_000: 2000, 500_000: 8000, 5_000_000: 16_000, math.inf: 32_000}  # of SentencePiece, by the most pairs
 _EPOCHS = 20  # from so many on the last ten are averaged: batches are not full, and there are fewer
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
@@ -48,7 +46,6 @@ class Side:
     path: Path
     language: str
     lines: int = 0  # of the whole file
-    not_utf8: int = 0  # of these
     letters: Counter[str] = field(default_factory=Counter)  # how often each stands in the sample
     words: list[int] = field(default_factory=list)  # of each line of the sample; see ``count_words``
 
@@ -75,22 +72,17 @@ class Side:
 
 def look(sides: tuple[Side, Side]) -> None:
     """Read both files, the first ``_SAMPLE`` pairs closely."""
-    texts = [SuppliedText(side.path, invalid="replace") for side in sides]
+    texts = [SuppliedText(side.path, invalid="error") for side in sides]
     for number, rows in enumerate(zip_longest(*texts)):
         for side, row in zip(sides, rows, strict=True):
             if row is None:
                 continue
             side.lines += 1
             if number < _SAMPLE:
-                line = row.decode("utf-8", "replace")
+                line = row.decode()
                 side.letters.update(line)
                 side.words.append(count_words(line))
     for text, side in zip(texts, sides, strict=True):
-        side.not_utf8 = text.changes[NOT_UTF8]
-        if side.not_utf8 > _MOST_BROKEN * side.lines:
-            raise UserError(
-                f"{side.path}: {side.not_utf8:,} of {side.lines:,} lines are not UTF-8; {how_to_convert(side.path)}"
-            )
         side.check()
     if sides[0].lines != sides[1].lines:
         counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)
@@ -122,15 +114,13 @@ def dataset_text(name: str, sides: tuple[Side, Side]) -> str:
     found = [
         f"{side.language} in {' and '.join(s.title() for s, _ in side.scripts().most_common(2))}" for side in sides
     ]
-    broken = source.not_utf8 + target.not_utf8
-    invalid = f"invalid: replace  # the bytes of {broken:,} lines that are not UTF-8, by U+FFFD\n" if broken else ""
     return f"""\
 # {name}: {pairs:,} pairs of your own, {found[0]}, {found[1]} letters.
 # Written by scripts.own_text; edit what you like: what is changed is prepared anew.
 kind: text
 source: "{source.language}"
 target: "{target.language}"
-{invalid}about: Own text, {source.language} to {target.language}.
+about: Own text, {source.language} to {target.language}.
 steps:
   - normalise_space
   # Words are counted by spaces, and by letters in scripts that have none. 99 of 100 pairs of this text have a ratio of
@@ -207,9 +197,6 @@ def main() -> None:
             raise UserError(f"got the language {language!r}, expected letters, digits, _ and -, such as en or zh_CN")
     if arguments.source == arguments.target:
         raise UserError(f"--source and --target are both {arguments.source}; give two languages")
-    for path in (arguments.src, arguments.tgt):
-        if not path.is_file():
-            raise UserError(f"cannot read {path}: not a file; give a text file with one sentence a line")
     dataset = CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml"
     config = CHECKOUT / "configs" / name / "dynamicconv.yaml"
     for path in (dataset, config):
@@ -218,22 +205,13 @@ def main() -> None:
     sides = Side(arguments.src, arguments.source), Side(arguments.tgt, arguments.target)
     look(sides)
     devices = find_devices(cpu_processes=2)
-    rows = [["", "lines", "words a line", "script", "different letters"]]
-    for each in sides:
-        mean = f"{sum(each.words) / len(each.words):.1f}"
-        script = ", ".join(name.title() for name, _ in each.scripts().most_common(2))
-        rows.append([each.language, f"{each.lines:,}", mean, script, f"{len(each.letters):,}"])
-    print("\n".join(aligned(rows, left=1, rule=True)))
-    for each in sides:
-        if each.not_utf8:
-            print(f"note: {each.path}: {each.not_utf8:,} lines are not UTF-8; U+FFFD will stand for such bytes")
     texts = dataset_text(name, sides), config_text(name, sides, gpu=devices.gpu)
     for path, text in zip((dataset, config), texts, strict=True):
         with atomic_file(path) as f:
             f.write(text)
     files = f"--src {shlex.quote(str(arguments.src))} --tgt {shlex.quote(str(arguments.tgt))}"
     print(
-        f"\nwritten, for training on {devices}: {dataset.relative_to(CHECKOUT)}, {config.relative_to(CHECKOUT)}\n\n"
+        f"written, for training on {devices}: {dataset.relative_to(CHECKOUT)}, {config.relative_to(CHECKOUT)}\n\n"
         "prepare, train and score, then translate:\n"
         f"  python -m data_prep {name} {files} --to binarise\n"
         f"  python -m scripts.reproduce configs/{name}/dynamicconv.yaml\n"

@@ -1,5 +1,6 @@
 """Flags that fairseq takes, and that would fail or mislead hours later: one list, which scripts.check asks."""
 
+import functools
 import json
 from argparse import Namespace
 from collections.abc import Callable
@@ -101,6 +102,11 @@ def _too_short(f: Given) -> bool:
     return f.min_len > (longest if f.max_len_a else min(longest, f.max_len_b))
 
 
+def _below(flag: str, least: float, f: Given) -> bool:
+    value = getattr(f, flag.replace("-", "_"))
+    return value is not None and value < least
+
+
 def _never_validates(f: Given) -> bool:
     by_epochs = not (f.config.average or f.max_update or f.save_interval_updates)
     return by_epochs and f.max_epoch < f.validate_interval
@@ -112,6 +118,7 @@ def _by_other_flags(f: Given) -> bool:
     return (f.memory_efficient_fp16 and here != "fp16") or (f.memory_efficient_bf16 and here != "bf16")
 
 
+_LEAST = {"beam": 1, "batch-size": 1, "max-tokens": 1, "max-len-a": 0, "max-len-b": 0, "temperature": 0.01}
 _OUT = "; take it out"
 _FORGETS = f"with which a training that goes on after an interruption forgets what it had{_OUT}"
 _WORST = "the worst checkpoint would be kept as the best"
@@ -219,6 +226,10 @@ MISTAKES: tuple[tuple[str, str, Callable[[Given], Any] | None, str], ...] = (
     ),
     (_ALL, "dataset-impl", lambda f: f.dataset_impl not in (None, "mmap"), f"and the binarised text is mmap{_OUT}"),
     # the search, its output, and what is beside the model
+    *(
+        ("generate eval-lm", flag, functools.partial(_below, flag, least), f"expected {least} or more")
+        for flag, least in _LEAST.items()
+    ),
     (
         "generate",
         "task",
@@ -334,7 +345,8 @@ def check_mistakes(given: Given) -> None:
     for commands, flags, holds, why in MISTAKES:
         if given.command.name.removeprefix("fairseq-") not in commands.split():
             continue
-        is_set = [flag for flag in flags.split() if given.command.key(flag) and getattr(given, flag.replace("-", "_"))]
+        here = [flag for flag in flags.split() if flag in given.command.keys]
+        is_set = [flag for flag in here if getattr(given, flag.replace("-", "_"))]
         named = is_set if holds is None or " " in flags else [flags]
         if named and (holds is None or holds(given)):
             raise given.command.refusal(named[0], why.format(f=given))

@@ -1,9 +1,7 @@
 """Flags, tasks and models as fairseq's own command line takes and makes them."""
 
 import argparse
-import difflib
 import logging
-import math
 import re
 import shlex
 import textwrap
@@ -17,27 +15,12 @@ from typing import Any, NoReturn
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
-from scripts.pipeline.config import OTHER_NAMES
 
 PARSERS = {
     "fairseq_cli.train": "get_training_parser",
     "fairseq_cli.generate": "get_generation_parser",
     "fairseq_cli.eval_lm": "get_eval_lm_parser",
 }
-# the numbers that make sense: of the first pattern that a flag's name matches. fairseq notices others late or never.
-_RANGES = {
-    r"(encoder|decoder)-((embed|ffn-embed|conv|query|input|output)-dim|[\w-]*heads|layers|kernel-size-list)"
-    r"|[\w-]+-cutoff|(max-tokens|batch-size)(-valid)?|update-freq|required-batch-size-multiple|tokens-per-sample"
-    r"|max-(source|target)-positions|(save|validate|log)-interval|lr-period-updates|beam|nbest": (1, math.inf),
-    r"[\w-]*dropout|[\w-]*layerdrop|label-smoothing|momentum": (0, 1),
-    r"lr|temperature": (5e-324, math.inf),
-    r"warmup-updates|max-(update|epoch)|(save|validate)-interval-updates|validate-after-updates|weight-decay|clip-norm"
-    r"|num-workers|min-len|max-len-[ab]|stepwise-length-penalty|no-repeat-ngram-size": (0, math.inf),
-}
-
-
-def _first_name(flag: str) -> str:
-    return OTHER_NAMES.get(flag, flag)
 
 
 @dataclass(frozen=True)
@@ -61,75 +44,42 @@ class Command:
         """The command's name as people type it."""
         return "fairseq-" + self.module.removeprefix("fairseq_cli.").replace("_", "-")
 
-    def key(self, flag: str) -> str | None:
-        """The configuration's key of a flag, by whichever of fairseq's names; None if it does not set the flag."""
-        return next((key for name, key in self.keys.items() if _first_name(name) == _first_name(flag)), None)
-
     def given(self, flag: str) -> str:
         """The value of a flag in the command; "true" of one that has none."""
         found = (word.removeprefix("--").partition("=") for word in self.words)
-        values = (value if sign else "true" for name, sign, value in found if _first_name(name) == _first_name(flag))
-        return next(values, "left out")
+        return {name: value or "true" for name, _, value in found}.get(flag, "left out")
 
     def refusal(self, flag: str, why: str) -> UserError:
         """The sentence that refuses the value of a flag."""
         own = f"{'train' if self.name == 'fairseq-train' else 'generate'}.{flag}"
-        return UserError(f"{self.path}: `{self.key(flag) or own}` is {self.given(flag)}, {why}")
+        return UserError(f"{self.path}: `{self.keys.get(flag, own)}` is {self.given(flag)}, {why}")
 
 
 def parse(command: Command) -> argparse.Namespace:
     """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first.
 
     Raises:
-        UserError: the parser refuses them, in its own words, or a number is out of its range.
+        UserError: the parser refuses them, in its own words.
     """
     from fairseq import options
 
     parser = getattr(options, PARSERS[command.module])()
-    get_value = parser._get_value
 
     def refuse(text: str) -> NoReturn:
         said = textwrap.shorten(text, 240)
         flag = next((name for name in re.findall(r"--([\w-]+)", text) if name in command.keys), None)
         if flag is None:
             raise UserError(f"{command.path}: {command.name} refuses its flags: {said}")
-        wrong, known = flag, [name.lstrip("-") for name in parser._option_string_actions]
-        if choices := re.search(r"invalid choice.*", text, re.DOTALL):
-            wrong, known = command.given(flag), re.findall(r"[\w.-]+", choices[0].partition("choose from")[2])
-        if wrong not in known and (near := difflib.get_close_matches(wrong, known, 1)):
-            said += f"; did you mean {near[0]}?"
         raise command.refusal(flag, f"which {command.name} refuses: {said}")
 
-    def convert(action: argparse.Action, text: str) -> Any:
-        try:
-            return get_value(action, text)
-        except argparse.ArgumentError:
-            raise
-        except Exception as problem:  # fairseq evaluates lists as Python code
-            raise argparse.ArgumentError(action, f"not a list of numbers: {text!r}") from problem
-
-    parser.error, parser._get_value = refuse, convert
+    parser.error = refuse
+    flags = command.words[command.words.index(command.module) + 1 :]
     try:
-        flags = command.words[command.words.index(command.module) + 1 :]
         parsed: argparse.Namespace = options.parse_args_and_arch(parser, flags)
     except UserError:
         raise
-    except Exception as error:
-        raise UserError(f"{command.path}: {command.name} cannot take its flags together: {error}") from error
-    names = {name.removeprefix("--"): action.dest for name, action in parser._option_string_actions.items()}
-    for flag in filter(names.get, command.keys):  # by any of its names; null may take back what another model has
-        value = vars(parsed).get(names[flag])
-        ranges = (ends for some, ends in _RANGES.items() if re.fullmatch(some, names[flag].replace("_", "-")))
-        least, most = next(ranges, (-math.inf, math.inf))
-        for number in map(as_number, value if isinstance(value, list) else [value]):
-            if number is None:
-                continue
-            if not math.isfinite(number):
-                raise command.refusal(flag, "expected a finite number")
-            if not least <= number < most:
-                above = "above 0" if 0 < least < 1 else f"from {least} on"
-                ends = above if most == math.inf else f"from {least} to less than {most}"
-                raise command.refusal(flag, f"expected a number {ends}")
+    except Exception as error:  # fairseq evaluates lists as Python code
+        raise UserError(f"{command.path}: {command.name} cannot take its flags: {error}") from error
     return parsed
 
 

@@ -26,6 +26,7 @@ A whole section given as null is taken back. ``--dataset`` of the commands takes
 """
 
 import argparse
+import functools
 import itertools
 import math
 import re
@@ -55,19 +56,13 @@ SUBSETS = ("valid", "test")
 WHOLE = ("batch.tokens", "batch.max-tokens", "average.last", "speed.beam", "speed.batch-size", "speed.runs")
 """Whole numbers from 1 on, each needed where its section is given."""
 
-# flags that the commands set themselves, and by what: two homes for one value would part
-_BOTH = ("data", "user-dir", "seed", "log-format", "cpu")
+# flags that the commands set themselves, and what decides them: two homes for one value would part
 _SET_BY = {
-    "train": {
-        **dict.fromkeys((*_BOTH, "save-dir", "log-file", "restore-file"), "the scripts themselves"),
-        **{name: f"`precision: {name}` beside the sections" for name in ("fp16", "bf16")},
-    },
-    "generate": {
-        **dict.fromkeys((*_BOTH, "path", "results-path", "quiet", "nbest", "gen-subset"), "the scripts themselves"),
-        **dict.fromkeys(("fp16", "bf16"), "scripts.generate --precision"),
-    },
+    **dict.fromkeys(("data", "user-dir", "seed", "log-format", "cpu"), "the scripts themselves"),
+    **dict.fromkeys(("save-dir", "log-file", "restore-file"), "the scripts themselves"),
+    **dict.fromkeys(("path", "results-path", "quiet", "nbest", "gen-subset"), "the scripts themselves"),
+    **dict.fromkeys(("fp16", "bf16"), "`precision` beside the sections, and scripts.generate --precision"),
 }
-_SET_BY["tune"] = _SET_BY["generate"]
 OTHER_NAMES = {
     "remove-bpe": "post-process",
     "max-sentences": "batch-size",
@@ -76,7 +71,7 @@ OTHER_NAMES = {
     "nval": "max-valid-steps",
     "save-async": "write-checkpoints-asynchronously",
 }
-"""fairseq's second names of its flags, and those that are read here. A test compares them with fairseq's parsers."""
+"""fairseq's second names of its flags, and the first ones, which alone are taken. A test compares them with fairseq."""
 
 
 def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -173,17 +168,10 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
         content = read_yaml(current)
         _check_file(current, content)
-        chain[current.resolve()] = content = content | {
-            section: _by_first_names(current, section, content[section])
-            for section in ("generate", "tune")  # of `train` no script reads these
-            if content.get(section)
-        }
+        chain[current.resolve()] = content
         base = content.pop("base", None)
         current = current.parent / base if base is not None else None
-    merged: dict[str, Any] = {}
-    for content in reversed(chain.values()):
-        merged = merge(merged, content)
-    return build_config(path, merged, other_dataset, precision=precision)
+    return build_config(path, functools.reduce(merge, reversed(chain.values())), other_dataset, precision=precision)
 
 
 def build_config(
@@ -194,26 +182,16 @@ def build_config(
     if precision is not None:
         merged["precision"] = precision
     for section in SECTIONS.keys() & merged.keys():
-        given = merged[section] or {}
-        # null stays as fairseq's flag: the run record shows what was taken back
-        if section not in ("train", "generate"):
-            given = {key: value for key, value in given.items() if value is not None}
-        merged[section] = given
+        whole = section in (
+            "train",
+            "generate",
+        )  # null stays as fairseq's flag: the run record shows what is taken back
+        merged[section] = {key: value for key, value in (merged[section] or {}).items() if whole or value is not None}
     _check_merged(path, merged)
     if other_dataset:  # or the path of one, which gives no folder a name
         merged["dataset"] = other_dataset
     published = "fp16" if published == "auto" else published
     return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
-
-
-def _by_first_names(path: Path, section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section of one file with each flag under the first of fairseq's names for it."""
-    for name in given:
-        if OTHER_NAMES.get(name) in given:
-            raise UserError(
-                f"{path}: `{section}.{name}` and `{section}.{OTHER_NAMES[name]}` are one flag of fairseq's; keep one"
-            )
-    return {OTHER_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:
@@ -248,8 +226,10 @@ def _check_file(path: Path, content: Mapping[str, Any]) -> None:
                     f"{path}: `{key}` is not the name of a flag; expected fairseq's name in lower case, with hyphens "
                     "and without leading dashes, such as max-tokens"
                 )
-            if name in _SET_BY[section]:
-                raise UserError(f"{path}: `{key}` is set by {_SET_BY[section][name]}; take it out")
+            if name in _SET_BY:
+                raise UserError(f"{path}: `{key}` is set by {_SET_BY[name]}; take it out")
+            if name in OTHER_NAMES:
+                raise UserError(f"{path}: `{key}` is fairseq's second name; write {section}.{OTHER_NAMES[name]}")
             plain = given is None or isinstance(given, bool)
             plain = plain or (items != [] and all(type(item) in (str, int, float) for item in items))
             require(path, plain, key, given, "a number, a text, true, false, null, or a list of these")

@@ -142,7 +142,6 @@ class Place:
             write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
 
 
-
 if __name__ == "__main__":
     place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
     place.how = {"hang": os.environ.get("HANG", "")}

@@ -1,7 +1,6 @@
 """Each mistake is found before anything runs, and named with its file, its key, what was got and what was expected."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,11 +108,10 @@ PLATEAU = "lr-scheduler: reduce_lr_on_plateau, lr-period-updates: null"
 LSTM = "train: {arch: lstm, decoder-attention: 0, encoder-ffn-embed-dim: null, decoder-ffn-embed-dim: null}"
 MISTAKES = {
     "generate: {beam: many}": "`generate.beam` is many, which fairseq-generate refuses: argument --beam: inv",
-    "generate: {beem: 5}": "which fairseq-generate refuses: unrecognized arguments: --beem=5; did you mean beam?",
-    "generate: {beam: 0}": "`generate.beam` is 0, expected a number from 1 on",
+    "generate: {beem: 5}": "which fairseq-generate refuses: unrecognized arguments: --beem=5",
+    "generate: {beam: 0}": "`generate.beam` is 0, expected 1 or more",
     "generate: {beam: true}": "`generate.beam` is true, which fairseq-generate refuses: argument --beam: exp",
     "generate: {sampling-topk: 5}": "the search of the section `generate`: --sampling-topk requires --sampling",
-    "generate: {max-sentences: 0}": "`generate.batch-size` is 0, expected a number from 1 on",
     "generate: {sampling: true}": "`generate.sampling` is true, and fairseq samples as many hypotheses as it prints",
     "generate: {sampling: true, beam: 1}": "generate.beam: 1 (here it is 4)",  # of the section speed
     "generate: {sampling: true, beam: 1, sampling-topk: 2000000}\nspeed: null": "the dictionary has fewer types",
@@ -146,23 +144,16 @@ MISTAKES = {
     "generate: {source-lang: de, target-lang: en}": "`generate.source-lang` is de, and the other stages go from en",
     "generate: {task: translation_lev}": "`generate.task` is translation_lev, which is not what the model is trained",
     "generate: {post-process: sentencepiece}": "is sentencepiece, and debian_en_de is cut into units of subword_nmt",
-    "generate: {post-process: null, remove-bpe: letter}": "`generate.remove-bpe` and `generate.post-process` are one",
-    "generate: {remove-bpe: '@@'}": "`generate.post-process` is @@, and debian_en_de is cut into units of subword",
+    "generate: {post-process: '@@'}": "`generate.post-process` is @@, and debian_en_de is cut into units of subword",
     "generate: {post-process: null}": "is left out, and debian_en_de is cut into units of subword_nmt, which it would",
-    "tune: {max-len-b: [10, -3]}": "`tune.max-len-b` is -3, expected a number from 0 on",
+    "tune: {max-len-b: [10, -3]}": "`tune.max-len-b` is -3, expected 0 or more",
     "tune: {post-process: [subword_nmt, letter]}": "`tune.post-process` is letter, and debian_en_de is cut into",
     "tune: {beem: [5]}": "`tune.beem` is 5, which fairseq-generate refuses: unrecognized arguments: --beem=5",
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
-    "train: {arch: pla_dynamicconv_smal}": "; did you mean pla_dynamicconv_small?",
-    "train: {criterion: label_smoothed}": "; did you mean label_smoothed_cross_entropy?",
-    "train: {lr: '1e999'}": "`train.lr` is 1e999, expected a finite number",
     "train: {lr: fast}": "`train.lr` is fast, which fairseq-train refuses: argument --lr: ",
-    "train: {lr: 0}": "`train.lr` is 0, expected a number above 0",
     "train: {adam-betas: 0.9}": "a step with `train.optimizer`: cannot unpack",
-    "train: {dropout: 7}": "`train.dropout` is 7, expected a number from 0 to less than 1",
     "train: {encoder-attention-heads: 5}": "heads default to --encoder-attention-heads, the dimension to -",
     "train: {encoder-kernel-size-list: [3, 3, 3]}": "has 3 widths [3, 3, 3] for 2 layers",
-    "train: {decoder-kernel-size-list: [0, 3]}": "`train.decoder-kernel-size-list` is 0,3, expected a number from",
     "train: {best-checkpoint-metric: bleu}": "expected one of loss, nll_loss, ppl, which a validation report",
     "train: {best-checkpoint-metric: accuracy}": "and accuracy train.report-accuracy: true",
     f"train: {{best-checkpoint-metric: bleu, {EVAL_BLEU}}}": "of which more is better, and the worst checkpoint would",
@@ -170,7 +161,6 @@ MISTAKES = {
     "train: {eval-bleu: true}": "`train.eval-bleu-remove-bpe` is left out, and debian_en_de is in units of subword_n",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: '{{\"max-len-a\": 1}}'}}": "fairseq's search passes max-len-a over",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: beam}}": "build the model of `train`: Expecting value",
-    "train: {max-sentences: 0}": "`train.max-sentences` is 0, expected a number from 1 on",
     "train: {max-tokens: null}": "`train.max-tokens` is left out, expected it, or train.batch-size",
     "train: {valid-subset: 'valid,dev'}": "`train.valid-subset` is valid,dev, expected some of train, valid, test",
     f"train: {{{PLATEAU}, disable-validation: true}}": "is reduce_lr_on_plateau, which goes by validations; take",
@@ -179,7 +169,7 @@ MISTAKES = {
     f"{BY_EPOCH}\ntrain: {{validate-interval: 10, {FIVE_EPOCHS}}}": "training ends after 5 epochs: without a valid",
     "train: {no-save: true}": "`train.no-save` is true, so that the training would leave nothing behind",
     "train: {no-last-checkpoints: true}": "`train.no-last-checkpoints` is true, and a training goes on from",
-    "train: {save-async: true}": "`train.save-async` is true, with which there is no checkpoint_last.pt",
+    "train: {save-async: true}": "fairseq's second name; write train.write-checkpoints-asynchronously",
     "train: {checkpoint-suffix: x}": "`train.checkpoint-suffix` is x, and no stage looks for checkpoints of such",
     "train: {finetune-from-model: no.pt}": "`train.finetune-from-model` is no.pt, expected the file of a checkpoint",
     "train: {reset-dataloader: true}": "`train.reset-dataloader` is true, with which a training that goes on after",
@@ -216,7 +206,7 @@ def test_a_model_that_reads_words_is_built(tmp_path, data):
 @pytest.mark.parametrize(
     "changes",
     [
-        "generate: {remove-bpe: true}",
+        "generate: {post-process: true}",
         "generate: {post-process: '@@ '}",
         "generate: {sampling: true, sampling-topk: 5, beam: 1}\nspeed: null",
         "generate: {diverse-beam-groups: 2, print-step: true, no-repeat-ngram-size: 3, scoring: sacrebleu}",
@@ -237,8 +227,8 @@ def test_generation_reads_lines_as_long_as_training_does(tmp_path):
 
 
 def test_the_baseline_of_the_speed_is_checked_too(tmp_path):
-    (tmp_path / "other.yaml").write_text("base: base.yaml\nspeed: null\ntrain: {dropout: 7}\n")
-    with pytest.raises(UserError, match=r"other\.yaml: `train\.dropout` is 7"):
+    (tmp_path / "other.yaml").write_text("base: base.yaml\nspeed: null\ntrain: {no-save: true}\n")
+    with pytest.raises(UserError, match=r"other\.yaml: `train\.no-save` is true"):
         said(tmp_path, "speed: {baseline: other.yaml}")
 
 
@@ -338,12 +328,6 @@ def test_a_missing_tokeniser_is_named_before_the_training(tmp_path, monkeypatch)
 
     (tmp_path / "c.yaml").write_text(CONFIG)
     config = load_config(tmp_path / "c.yaml")
-    check.check_scores(config)
-    for name in ("matplotlib", "sacremoses"):
-        with monkeypatch.context() as hidden:
-            hidden.setitem(sys.modules, name, None)
-            with pytest.raises(UserError, match=f"needs {name}, which is not installed: pip install {name}, or run"):
-                check.check_scores(config)
     monkeypatch.setattr(check, "measures", missing)
     with pytest.raises(UserError, match=r"the stage `score` cannot measure text in de: .* pip install sacrebleu\[ja\]"):
         check.check_scores(config)

@@ -45,18 +45,13 @@ def test_the_tokens_of_an_update_decide_a_training_and_how_they_are_shared_out_d
     assert known != training("tokens: 200, max-tokens: 50")
 
 
-def test_a_flag_is_read_under_all_of_fairseqs_names(tmp_path):
+def test_a_flag_has_the_first_of_fairseqs_names_here():
     from fairseq import options
 
     parsers = (options.get_training_parser(), options.get_generation_parser(), options.get_eval_lm_parser())
     several = [action.option_strings for parser in parsers for action in parser._actions]
     names = [[name[2:] for name in each if re.fullmatch("--[a-z-]+", name)] for each in several]
     assert {second: first for first, *others in filter(None, names) for second in others} == OTHER_NAMES
-    write(tmp_path, GOOD + "generate: {post-process: subword_nmt, batch-size: 8}\n", "base.yaml")
-    config = load_config(write(tmp_path, "base: base.yaml\ngenerate: {remove-bpe: null, max-sentences: 4}\n"))
-    assert config.generate == {"post-process": None, "batch-size": 4}
-    with pytest.raises(UserError, match=r"`generate\.max-sentences` and `generate\.batch-size` are one flag"):
-        load_config(write(tmp_path, GOOD + "generate: {max-sentences: 4, batch-size: 8}\n"))
 
 
 def test_flags_of_each_kind_of_value():
@@ -82,11 +77,8 @@ def test_flags_of_each_kind_of_value():
         (GOOD.replace("lr: 0.1", "max-tokens: 9") + "batch: {tokens: 9, max-tokens: 9}\n", "`train.max-tokens` is 9"),
         (GOOD + "generate: {gen-subset: test}\n", "`generate.gen-subset`"),
         (GOOD + "precision: fp8\n", "`precision` is 'fp8', expected one of auto, fp32, bf16, fp16"),
-        (GOOD + "generate: {fp16: true}\n", "`generate.fp16` is set by scripts.generate --precision"),
-        (
-            GOOD.replace("train: {", "train: {bf16: true, "),
-            "`train.bf16` is set by `precision: bf16` beside the sections",
-        ),
+        (GOOD + "generate: {fp16: true}\n", "`generate.fp16` is set by `precision` beside the sections"),
+        (GOOD + "generate: {max-sentences: 4}\n", "is fairseq's second name; write generate.batch-size"),
         (GOOD + "tune: {lenpen: 1.0}\n", "`tune.lenpen` is 1.0"),
         (GOOD + "tune: {lenpen: [1.0, 1.0]}\n", "`tune.lenpen` is [1.0, 1.0]"),
         (GOOD + "tune: {lenpen: [1]}\ngenerate: {unnormalized: true}\n", "`generate.unnormalized` is True"),

@@ -122,17 +122,6 @@ def test_words_that_are_others_to_yaml(checkout, call):
     assert (dataset.languages, config.dataset) == (("no", "en"), "2024")
 
 
-def test_bytes_that_are_not_utf_8_are_said_and_replaced(checkout, call, capsys):
-    german, english = corpus(checkout, "de", 100)
-    german.write_bytes(german.read_bytes().replace(b"\n", b" \xe4\n", 2))
-    with pytest.raises(UserError, match=r"2 of 100 lines are not UTF-8; convert the file \(from Windows: iconv"):
-        call(german, english, "de")
-    german.write_bytes(german.read_bytes().replace(b" \xe4\n", b"\n", 1))
-    call(german, english, "de")
-    assert f"note: {german}: 1 lines are not UTF-8; U+FFFD will stand for such bytes" in capsys.readouterr().out
-    assert load_dataset(str(checkout / "data_prep" / "datasets" / "mine.yaml")).invalid == "replace"
-
-
 def test_words_are_counted_where_there_are_no_spaces():
     counted = {"a b  c": 3, "Wörter, wie sie sind": 4, "函数库包含游戏": 4, "提供 GNOME 的开发文件。": 5, "โปรแกรม": 2}
     assert {text: count_words(text) for text in counted} == counted
@@ -169,6 +158,7 @@ def test_what_cannot_be_is_said(checkout, call):
     chinese, english = corpus(checkout, "zh", 20)
     short = checkout / "short.en"
     short.write_text("one line\n")
+    (latin := checkout / "latin.en").write_bytes("naïve\n".encode("latin-1") * 20)
     call(chinese, english, "zh", name="there")
     for src, tgt, source, name, said in (
         (english, chinese, "zh", "mine", "given as zh, but its letters are Latin"),
@@ -177,7 +167,8 @@ def test_what_cannot_be_is_said(checkout, call):
         (chinese, english, "de.x", "mine", r"the language 'de\.x', expected letters, digits, _ and -, such as en"),
         (chinese, english, "zh", "raw", "NAME is 'raw'"),
         (chinese, english, "zh", "there", r"there\.yaml is there already"),
-        (checkout / "none", english, "zh", "mine", "not a file"),
+        (checkout / "none", english, "zh", "mine", "none.*No such file"),
+        (chinese, latin, "zh", "mine", r"latin\.en.*not UTF-8"),
     ):
         with pytest.raises(UserError, match=said):
             call(src, tgt, source, name=name)

@@ -39,7 +39,9 @@ PARENT = """with lock(Path("out")):
         run_logged([sys.executable, "-c", child], Path("log"), tell, what="child")"""
 
 
-def command(folder: Path, body: str, redirect: str = "", environment: Mapping = {}) -> subprocess.Popen[bytes]:
+def command(
+    folder: Path, body: str, redirect: str = "", environment: Mapping[str, str] = {}
+) -> subprocess.Popen[bytes]:
     """Start a command in a folder by a line of bash."""
     (folder / "command.py").write_text(COMMAND.format(checkout=str(CHECKOUT), body=body), encoding="utf-8")
     line = f"{sys.executable} command.py {redirect}" if redirect else f"exec {sys.executable} command.py"
