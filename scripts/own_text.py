@@ -82,7 +82,7 @@ def look(sides: tuple[Side, Side]) -> None:
                 line = row.decode()
                 side.letters.update(line)
                 side.words.append(count_words(line))
-    for text, side in zip(texts, sides, strict=True):
+    for side in sides:
         side.check()
     if sides[0].lines != sides[1].lines:
         counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)

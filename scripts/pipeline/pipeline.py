@@ -24,7 +24,7 @@ from scripts.common.files import digest, write_json
 from scripts.common.outputs import check_replaceable, check_writable, remove
 from scripts.common.process import as_found, child
 from scripts.common.provenance import git_state
-from scripts.common.terminal import OUTPUT, clock
+from scripts.common.terminal import clock
 
 STAMP = "stamp.json"
 
@@ -223,9 +223,9 @@ def _run_command(stage: Stage, command: list[str]) -> None:
         why = f"it was killed by signal {-status}" if status < 0 else f"it ended with status {status}"
     except UserError as error:
         why = str(error)
+    except BrokenPipeError:  # nobody reads what the whole run says
+        raise
     except OSError as error:
-        if error.filename == OUTPUT:  # nobody reads what the whole run says
-            raise
         why = in_words(error)
     raise UserError(
         f"the stage {stage.title} failed: {why}\nWhat was complete before is kept; the same command goes on from there"
