@@ -86,7 +86,7 @@ def of_runs(work: Path) -> Iterator[tuple[str, str]]:
     for name in RUNS:
         run("scripts.reproduce", f"configs/{name}.yaml", "--precision", "fp32", "--work", str(work))
         dataset, seed = work / name.split("/")[0], work / name / "seed1"
-        for path in sorted(path for path in (dataset / "prepared").rglob("*.*") if path.suffix != ".json"):
+        for path in sorted((dataset / "prepared").rglob("[!.]*.[!j]*")):
             yield f"{name} {path.relative_to(dataset)}", digest(path.read_bytes())
         losses = re.findall(r'"(?:train|valid)_loss": "([\d.]+)"', (seed / "checkpoints" / "train.log").read_text())
         yield f"{name} {len(losses)} losses", digest(repr(losses))

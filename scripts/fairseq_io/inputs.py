@@ -1,6 +1,7 @@
 """Arguments and checks of the commands that start one of fairseq's."""
 
 import argparse
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,8 @@ def check_first(config: Config, *flags: str) -> None:
     Raises:
         UserError: something in it cannot be.
     """
-    from scripts import check  # which takes a second to import
-
-    with as_found():
-        check.main([*config.arguments, *flags])
+    with as_found():  # as a stage is run
+        importlib.import_module("scripts.check").main([*config.arguments, *flags])
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
