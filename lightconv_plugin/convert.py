@@ -178,7 +178,7 @@ def _typed(value: Any, field: Field) -> Any:
     kinds = get_args(field.type) or (field.type,)
     if value is not None and float in kinds:
         return float(value)
-    if value is not None and list in map(get_origin, kinds):
+    if value is not None and any(get_origin(kind) is list for kind in kinds):
         return [int(number) for number in utils.eval_str_list(value, type=int)]
     return value
 

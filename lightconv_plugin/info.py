@@ -109,10 +109,10 @@ def main() -> None:
     for device in [torch.device("cpu"), *(torch.device("cuda", n) for n in range(torch.cuda.device_count()))]:
         ready, said = state(device)
         print(f"native, {device}  {said}")
-        for what, apart, limit in self_test(device) if ready else ():
-            passed = apart <= limit  # false for NaN
+        for what, found, limit in self_test(device) if ready else ():
+            passed = found <= limit  # false for NaN
             failed += not passed
-            print(f"  {what}: largest error {apart:.1e}, {'ok' if passed else f'WRONG, expected at most {limit:.0e}'}")
+            print(f"  {what}: largest error {found:.1e}, {'ok' if passed else f'WRONG, expected at most {limit:.0e}'}")
     if torch.cuda.device_count() == 0:
         why = "a build for CPUs" if torch.version.cuda is None else "built for CUDA, but sees no device: see nvidia-smi"
         print(f"native, cuda  not available: torch {torch.__version__} is {why}")

@@ -24,7 +24,7 @@ def apply() -> None:
     checkpoints.keep_updates_at_epoch_ends()
     training.restore_numpy_compat()
     training.embed_positions_of_empty_batches()
-    training.train_in_bfloat16_without_xla()
+    training.train_in_bfloat16_without_tpu()
     training.name_all_flags_at_once()
     training.train_data_parallel_on_cpu()
     training.refuse_what_cannot_train()

@@ -28,21 +28,30 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says which file, what was found and what to do."""
 
 
-def allow_checkpoint_types() -> None:
-    """Needed from torch 2.6 on: let `torch.load(weights_only=True)` read fairseq's checkpoints.
+def plain_types() -> list[Any]:
+    """Types that checkpoints hold beside tensors: options (`argparse.Namespace`), numpy's arrays and numbers of scores.
 
-    The check stays on; this only adds the types that such checkpoints hold: the options (`argparse.Namespace`), numpy
-    arrays and numbers (`--eval-bleu`, old scores) in the spellings of numpy 1 and 2, and the meters of old checkpoints.
-    Number types only: a dtype that can hold objects must never be added, its unpickling trusts the file.
+    In the spellings of numpy 1 and 2. Number types only: a dtype that can hold objects must never be added, its
+    unpickling trusts the file.
     """
     import numpy
-    from fairseq.logging import meters
 
     multiarray = getattr(numpy, "_core", None) or numpy.core
     numbers = [type(numpy.dtype(number)) for number in ("bool", "int32", "int64", "float32", "float64")]
     allowed: list[Any] = [argparse.Namespace, numpy.ndarray, numpy.dtype, *numbers]
     for module in ("numpy._core.multiarray", "numpy.core.multiarray"):
         allowed += [(getattr(multiarray.multiarray, name), f"{module}.{name}") for name in ("_reconstruct", "scalar")]
+    return allowed
+
+
+def allow_checkpoint_types() -> None:
+    """Needed from torch 2.6 on: let `torch.load(weights_only=True)` read fairseq's checkpoints.
+
+    The check stays on; this only adds the types that such checkpoints hold, with the meters of old ones.
+    """
+    from fairseq.logging import meters
+
+    allowed = plain_types()
     for module in ("fairseq.logging.meters", "fairseq.meters"):
         names = ("AverageMeter", "TimeMeter", "StopwatchMeter")
         allowed += [(getattr(meters, name), f"{module}.{name}") for name in names]

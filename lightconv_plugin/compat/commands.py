@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -77,12 +77,9 @@ def end_lines_at_line_feeds() -> None:
 
 def read_lines(input: str, buffer_size: int) -> Iterator[list[str]]:
     """The lines of a file, or of standard input for "-", in lists of ``buffer_size``, as fairseq's function has it."""
-    with ExitStack() as opened:
-        lines: Iterable[str] = sys.stdin  # which Python parts at line feeds
-        if input != "-":
-            lines = opened.enter_context(open(input, encoding="utf-8", newline="\n"))
-        rest = iter(lines)
-        while buffer := [line.strip() for line in itertools.islice(rest, buffer_size)]:
+    # Python parts standard input at line feeds
+    with nullcontext(sys.stdin) if input == "-" else open(input, encoding="utf-8", newline="\n") as lines:
+        while buffer := [line.strip() for line in itertools.islice(lines, buffer_size)]:
             yield buffer
             if len(buffer) < buffer_size:  # a terminal's end is not asked for twice
                 break

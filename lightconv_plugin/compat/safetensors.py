@@ -9,8 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.ops.files import whole_file
 
@@ -33,18 +31,17 @@ def write_safetensors(state: dict[str, Any], path: Path) -> None:
     """
     from safetensors.torch import save
 
-    own: dict[Any, tuple[str, Tensor]] = {}
+    names: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in state["model"].items():
         # an empty tensor's address says nothing
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
-        if place in own:
-            tied[name] = own[place][0]
-        else:
-            own[place] = name, tensor.contiguous().clone()
+        if (first := names.setdefault(place, name)) != name:
+            tied[name] = first
+    own = {name: tensor.contiguous().clone() for name, tensor in state["model"].items() if name not in tied}
     settings = {**state["extra_state"], **{part: state[part] for part in PARTS}, "tied": tied}
     with whole_file(path) as file:
-        file.write(save(dict(own.values()), metadata={"format": "pt"}))
+        file.write(save(own, metadata={"format": "pt"}))
     with whole_file(settings_of(path)) as file:
         file.write(f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode())
 
@@ -65,7 +62,6 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     model = load_file(path)
     for name, known in settings.pop("tied").items():
         model[name] = model[known]
-    settings.pop("sha256", None)  # which the first versions of this format had
     return {**state, "args": None, "model": model, "extra_state": settings}
 
 

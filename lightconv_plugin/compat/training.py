@@ -54,16 +54,13 @@ def embed_positions_of_empty_batches() -> None:
         return original(self, input, incremental_state, *args, **kwargs)
 
 
-def train_in_bfloat16_without_xla() -> None:
-    """All torch versions, where torch_xla is not installed: `--bf16` on a GPU or CPU.
+def train_in_bfloat16_without_tpu() -> None:
+    """All versions: `--bf16` on a GPU or CPU.
 
     fairseq's command line takes `--bf16` to mean a TPU, then fails for want of torch_xla. This is undone where flags
     are read, so that all that follows, such as the launch of several processes, meets the options as they were meant.
     """
-    from fairseq import options, utils
-
-    if getattr(utils, "xm", None) is not None:
-        return
+    from fairseq import options
 
     @shim(options, "parse_args_and_arch")
     def tpu_as_given(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:

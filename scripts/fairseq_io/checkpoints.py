@@ -38,23 +38,6 @@ def damage(path: Path) -> str | None:
     return damage_of_archive(path)
 
 
-def allowed_types() -> list[Callable | tuple[Callable, str]]:
-    """Return what fairseq-train puts into a checkpoint beside tensors and plain containers.
-
-    ``argparse.Namespace`` holds the model's flags; the numpy ones come with ``--eval-bleu``. The plugin has its own,
-    longer list (old-style and distributed checkpoints), but importing it would import fairseq and register models
-    only to average tensors.
-    """
-    import argparse
-
-    import numpy
-
-    multiarray = getattr(numpy, "_core", None) or numpy.core
-    rebuild = multiarray.multiarray._reconstruct
-    scalars = [numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType]
-    return [argparse.Namespace, numpy.ndarray, numpy.dtype, rebuild, *scalars]
-
-
 def load(path: Path) -> dict[str, Any]:
     """A checkpoint with its tensors mapped from the file, not read: what is not used costs no memory.
 
@@ -65,12 +48,14 @@ def load(path: Path) -> dict[str, Any]:
 
     import torch
 
+    from lightconv_plugin.compat.checkpoints import plain_types
+
     if problem := damage(path):
         raise UserError(f"cannot load {path}: {problem}; take another checkpoint, or train again from an intact one")
     try:
         # at its end torch takes all of these off its list, so none that were on it before may be among them
         already = torch.serialization.get_safe_globals()
-        with torch.serialization.safe_globals([kind for kind in allowed_types() if kind not in already]):
+        with torch.serialization.safe_globals([kind for kind in plain_types() if kind not in already]):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:  # its text advises to load the file without the check
         reason = re.search(r"Unsupported (?:global|operand|class)[^.]*[.\w]*|unsupported GLOBAL \S+", str(error))

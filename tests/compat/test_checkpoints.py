@@ -220,7 +220,7 @@ def contents(value: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")  # one of the bits
 def test_any_flipped_bit_is_refused_or_changes_nothing(as_zip: bool, tmp_path: Path) -> None:
     """In the archive's tables too. The old format has no checksums: it is loaded, or refused in a sentence."""
-    state = {
+    state: dict[str, Any] = {
         "model": {"weight": torch.arange(6.0)},
         "extra_state": {"train_iterator": {"epoch": 3}},
         "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {}}],

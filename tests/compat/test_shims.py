@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fairseq import optim, options, trainer, utils
+from fairseq import optim, options, trainer
 from fairseq.data import TokenBlockDataset, data_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.amp_optimizer import AMPOptimizer
@@ -71,13 +71,6 @@ def test_bfloat16_trains_saves_and_resumes(option: str, train: Train, tmp_path: 
     assert all(torch.equal(weight, weight.bfloat16().float()) for name, weight in weights.items() if "weight" in name)
     (resumed,) = train(tmp_path, "--max-update", "17", option)
     assert resumed < losses[0] - 0.2
-
-
-def test_bfloat16_is_left_alone_where_xla_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utils, "xm", object())
-    original = options.parse_args_and_arch
-    training.train_in_bfloat16_without_xla()
-    assert options.parse_args_and_arch is original
 
 
 @pytest.mark.parametrize(("flags", "tpu"), [([], False), (["--bf16"], False), (["--bf16", "--tpu"], True)])
@@ -142,10 +135,10 @@ def test_generation_is_asked_for_no_flags_of_training(monkeypatch) -> None:
     assert options.parse_args_and_arch(parser).arch == "wav2vec2"
 
 
-def test_fp16_on_a_cpu_is_refused_in_a_sentence(train: Train, tmp_path: Path) -> None:
-    for option in ("--fp16", "--memory-efficient-fp16"):
-        with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
-            train(tmp_path, "--max-update", "1", option)
+@pytest.mark.parametrize("option", ["--fp16", "--memory-efficient-fp16"])
+def test_fp16_on_a_cpu_is_refused_in_a_sentence(option: str, train: Train, tmp_path: Path) -> None:
+    with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
+        train(tmp_path, "--max-update", "1", option)
 
 
 def test_python_without_asserts_trains_nothing(train: Train, tmp_path: Path, take_away: Any) -> None:

@@ -131,21 +131,9 @@ def test_what_exists_is_not_replaced(make, tmp_path, source, refuse):
         assert f"{out} exists, and is not replaced: give another name or folder for OUT" in refuse(source, out)
 
 
-def test_nothing_is_written_where_reading_or_writing_fails(tmp_path, source, refuse, monkeypatch):
+def test_nothing_is_written_where_reading_fails(tmp_path, source, refuse):
     out = tmp_path / "out.pt"
     assert "No such file" in refuse(tmp_path / "nothing.pt", out)
-
-    def full(state, file):
-        try:
-            file.write(b"half")
-            raise OSError(28, "No space left on device")
-        except OSError:
-            raise RuntimeError("unexpected pos")  # noqa: B904  as torch does
-
-    monkeypatch.setattr(torch, "save", full)
-    said = refuse(source, out)
-    assert said.startswith(f"error: {out}: No space left on device; nothing was written. Remove what is not needed")
-    monkeypatch.undo()
     torch.save({"weight": torch.zeros(3)}, source)
     said = refuse(source, out)
     assert "not a readable fairseq checkpoint" in said

@@ -30,6 +30,13 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=ops.BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each backend by its name, which the environment asks for."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
+    return request.param
+
+
 def operators_of(device: int | str) -> Iterator[Any]:
     """The library's operators: those for a CPU with vectors of so many bits, or those for a GPU, run on the CPU.
 

@@ -17,12 +17,6 @@ BF16 = torch.bfloat16
 T, B, H, K, R = 9, 2, 3, 5, 4
 
 
-@pytest.fixture(params=["native", "reference"])
-def backend(request, monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
-    return request.param
-
-
 def large(*shape):
     return 100 + torch.randn(*shape)
 

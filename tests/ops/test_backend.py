@@ -154,14 +154,10 @@ def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_a_torch_for_other_gpus_is_told_so(monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(library, "installed_nvrtc", None)
-    assert unusable.__wrapped__() == "it runs on NVIDIA GPUs; this torch is built for ROCm"
-
-
 def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch, toolkit):
     monkeypatch.setattr(library, "cuda_unusable", lambda: "NVRTC is not installed")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert unusable.__wrapped__() == "it runs on NVIDIA GPUs; this torch is built for ROCm"
     with FakeTensorMode():
         tensors = call("cuda")
         assert ops.choose_backend("light_conv", "auto", *tensors) == "reference"
@@ -170,14 +166,6 @@ def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch
 
 
 # ---- The choice ----
-
-
-def test_the_backend_that_runs_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr(backend, "_announced", set())
-    with caplog.at_level(logging.INFO, logger="lightconv_plugin"):
-        for _ in range(3):
-            ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
-    assert [r.getMessage() for r in caplog.records] == ["lightconv_plugin: light_conv runs on the native backend"]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +194,13 @@ def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):
         ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
 
 
-def test_what_native_refuses_runs_on_the_reference_with_one_warning(caplog, monkeypatch):
+def test_the_backend_that_runs_is_logged_once_and_one_passed_over_is_warned_of_once(caplog, monkeypatch):
     monkeypatch.delenv(backend.VARIABLE, raising=False)
     monkeypatch.setattr(backend, "_announced", set())
+    with caplog.at_level(logging.INFO, logger="lightconv_plugin"):
+        for _ in range(3):
+            ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
+    assert [r.getMessage() for r in caplog.records] == ["lightconv_plugin: light_conv runs on the native backend"]
     monkeypatch.setattr(backend, "_refusals", set())
     monkeypatch.setattr(library, "load", lambda: "its compiler is missing")
     backend._cached_reason_of_kind.cache_clear()

@@ -64,17 +64,6 @@ def test_one_length_after_the_other_compiles_once_more_at_most():
     assert compiled.frame_count == 2  # the first length, and any
 
 
-def test_in_evaluation_and_under_autocast():
-    module = MODULES["dynamic_conv"]().eval()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    x = torch.randn(5, 2, C)
-    with torch.no_grad():
-        assert torch.equal(compiled(x), module(x))
-        with torch.autocast("cpu", torch.bfloat16):
-            assert compiled(x).dtype == torch.bfloat16
-            assert torch.equal(compiled(x), module(x))
-
-
 def test_the_compiled_backward_pass_is_the_fused_one():
     """Nothing of the softmax is left to PyTorch, whose passes over the kernels would cost time and memory."""
     met: list[str] = []
@@ -105,16 +94,20 @@ def test_transforms_inside_of_what_is_compiled():
     assert_close(got["weight"], gradient(parameters, x)["weight"])
 
 
-def test_decoding_step_by_step():
+@torch.no_grad()
+def test_in_evaluation_step_by_step_and_under_autocast():
     """The state is changed in place inside of the graph."""
     module = conv(DynamicConv).eval()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        plain: dict = {}
-        inside: dict = {}
-        for row in torch.randn(6, 1, 4, C):
-            expected = module(row, incremental_state=plain)
-            assert torch.equal(compiled(row, incremental_state=inside), expected)
+    plain: dict = {}
+    inside: dict = {}
+    for row in torch.randn(6, 1, 4, C):
+        assert torch.equal(compiled(row, incremental_state=inside), module(row, incremental_state=plain))
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            x = torch.randn(5, 2, C)
+            assert compiled(x).dtype == (torch.bfloat16 if enabled else torch.float32)
+            assert torch.equal(compiled(x), module(x))
 
 
 # the library is loaded, and the choice announced, while this is compiled

@@ -112,16 +112,7 @@ NAME = re.compile(
 def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
     """All operators, with one thing changed at a time."""
     base = {"K": 7, "R": 16, "H": 2, "lengths": (40,), "p": 0.1, "softmax": True}
-    changes: Any = (
-        {},
-        {"lengths": (10,)},
-        {"K": 15},
-        {"H": 4},
-        {"R": 8},
-        {"K": 70},
-        {"softmax": False},
-        {"p": 0.0},
-    )
+    changes: Any = ({}, {"lengths": (10,)}, {"K": 15}, {"H": 4}, {"R": 8}, {"K": 70}, {"softmax": False}, {"p": 0.0})
     found = []
     for dynamic, change in itertools.product((True, False), changes):
         options: dict[str, Any] = base | change
@@ -182,18 +173,17 @@ def test_no_driver(tmp_path):
 
 
 def test_kernels_are_kept_for_other_processes_and_made_again_when_broken(tmp_path):
-    log, cache = tmp_path / "log", tmp_path / "cache"
+    log = tmp_path / "log"
     both = [in_a_process(tmp_path, [2]) for _ in range(2)]
     assert [process.communicate()[0] for process in both] == ["[5.0]\n"] * 2
-    assert 1 <= compilations(log) <= 2
-    (kept,) = cache.iterdir()
-    whole, before = kept.read_bytes(), compilations(log)
-    assert in_a_process(tmp_path, [2]).communicate()[0] == "[5.0]\n"
-    assert compilations(log) == before
-    kept.write_bytes(whole[: len(whole) // 2])
-    assert in_a_process(tmp_path, [2]).communicate()[0] == "[5.0]\n"
-    assert compilations(log) == before + 1
-    assert kept.read_bytes()[:16] != whole[: len(whole) // 2][:16] or kept.stat().st_size == len(whole)
+    assert 1 <= (before := compilations(log)) <= 2
+    (kept,) = (tmp_path / "cache").iterdir()
+    whole = kept.read_bytes()
+    for content, more in ((whole, 0), (whole[: len(whole) // 2], 1)):
+        kept.write_bytes(content)
+        assert in_a_process(tmp_path, [2]).communicate()[0] == "[5.0]\n"
+        assert compilations(log) == before + more
+    assert kept.stat().st_size == len(whole)
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path):
@@ -228,21 +218,16 @@ def put(root: Path, *names: str) -> None:
 
 
 def test_the_nvrtc_of_torchs_version_is_taken(wheels):
-    put(wheels, "cu13/lib/libnvrtc.so.13", "cu13/lib/libnvrtc-builtins.so.13.0")
-    put(wheels, "cuda_nvrtc/lib/libnvrtc.so.12")
+    put(wheels, "cu13/lib/libnvrtc.so.13", "cu13/lib/libnvrtc-builtins.so.13.0", "cuda_nvrtc/lib/libnvrtc.so.12")
     found = list(library.installed_nvrtc())
-    assert [path.name for path in found] == ["libnvrtc.so.13", "libnvrtc.so.12"]
-    for version, folder in (("13.0", "cu13"), ("12.8", "cuda_nvrtc"), (None, "cu13")):
-        chosen = library.choose_nvrtc(found, version)
-        assert chosen is not None
-        assert chosen.parent == wheels / folder / "lib"
+    assert found == [wheels / "cu13/lib/libnvrtc.so.13", wheels / "cuda_nvrtc/lib/libnvrtc.so.12"]
+    assert [library.choose_nvrtc(found, version) for version in ("13.0", "12.8", None)] == [*found, found[0]]
 
 
 def test_an_nvrtc_beside_the_wheels(wheels, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    for place in ("usr/local/cuda", "home"):
-        assert (library.choose_nvrtc(list(library.installed_nvrtc()), "13.0") is None) == (place == "usr/local/cuda")
+    assert list(library.installed_nvrtc()) == []
+    assert library.choose_nvrtc([], "13.0") is None
+    for place in ("usr/local/cuda", "home"):  # the one goes before the other
         put(tmp_path / place, "lib64/libnvrtc.so.13")
-        assert (
-            library.choose_nvrtc(list(library.installed_nvrtc()), "13.0") == tmp_path / place / "lib64/libnvrtc.so.13"
-        )
+        assert next(library.installed_nvrtc()) == tmp_path / place / "lib64/libnvrtc.so.13"

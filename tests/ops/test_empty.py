@@ -12,12 +12,6 @@ from lightconv_plugin.ops.fused import training
 C, H, K, V = 6, 3, 5, 7
 
 
-@pytest.fixture(params=ops.BACKENDS)
-def backend(request, monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
-    return request.param
-
-
 def leaf(*shape):
     return torch.randn(*shape, requires_grad=True)
 
@@ -49,31 +43,20 @@ def test_operators_of_nothing(time, batch, backend):
         assert ops.linear(x, weight, bias).shape == (time, batch, V)
 
 
+@pytest.mark.parametrize(("channels", "before", "after"), [(C, 0, 0), (C, 2, 0), (0, 2, 2)])
 @pytest.mark.parametrize("dynamic", [True, False])
 @torch.no_grad()
-def test_a_search_without_hypotheses(dynamic, backend):
-    """From the start, or once the last of them has ended."""
-    for rows in (0, 2):
-        state: dict = {}
-        for step in range(K + 2):
-            rows = rows if step < 3 else 0
-            if step == 3:
-                state = ops.reorder_state(state, torch.arange(0))
-            x = torch.randn(1, rows, C)
-            weight = torch.randn(1, rows, H, K) if dynamic else torch.randn(H, K)
-            out, state = ops.conv_step(x, weight, state or None)
-            assert out.shape == (1, rows, C)
-
-
-@pytest.mark.parametrize("dynamic", [True, False])
-@torch.no_grad()
-def test_no_channels(dynamic, backend):
-    x, state = torch.randn(1, 2, 0), None
-    weight = torch.randn(1, 2, H, K) if dynamic else torch.randn(H, K)
-    assert (ops.dynamic_conv if dynamic else ops.light_conv)(x, weight, padding_l=2).shape == x.shape
-    for _ in range(K + 2):
+def test_a_search_without_hypotheses_or_channels(dynamic, channels, before, after, backend):
+    """From the start, or once the last hypothesis has ended."""
+    state: dict | None = None
+    for step in range(K + 2):
+        if step == 3:
+            state = ops.reorder_state(state or {}, torch.arange(after))
+        x = torch.randn(1, before if step < 3 else after, channels)
+        weight = torch.randn(1, x.shape[1], H, K) if dynamic else torch.randn(H, K)
         out, state = ops.conv_step(x, weight, state)
         assert out.shape == x.shape
+        assert (ops.dynamic_conv if dynamic else ops.light_conv)(x, weight, padding_l=2).shape == x.shape
 
 
 @pytest.mark.parametrize(("sentences", "positions"), [(0, 3), (2, 3), (2, 0), (0, 0), (3, 4)])

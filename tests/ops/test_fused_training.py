@@ -102,11 +102,10 @@ def test_dropout_follows_torchs_generator_in_any_layout_on_any_threads(native, s
         assert torch.equal(masked_by(1, x[0]), masked_by(1, x[0]))
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_layers_draw_the_same_masks(backend, reentrant, monkeypatch):
+def test_recomputed_layers_draw_the_same_masks(reentrant):
     """Two batches go forward, layers called twice, before the gradient of the first is computed."""
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     weight = torch.randn(2, 3)
 
     def layer(x: Tensor) -> Tensor:
@@ -301,13 +300,12 @@ def defined_loss(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
     return loss, nll
 
 
-@pytest.mark.parametrize("backend", ops.BACKENDS)
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
 @pytest.mark.parametrize("ignore", [1, -100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing, backend, monkeypatch):
+def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing):
     """In any layout. What is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     logits, target = (3 * draw(F64, 11, 5)).to(dtype).T, torch.tensor([ignore, 4, 0, ignore, 10])
     logits[0], logits[3, 4] = torch.nan, torch.inf
     logits.requires_grad_()

@@ -128,7 +128,7 @@ def native_residual_norm(
 ) -> tuple[Tensor, Tensor]:
     """``torch.ops.lightconv.residual_norm``'s normalised rows, and the rows before, differentiable in all tensors."""
     given = (x, y, weight, bias, p, seed, eps, y_bias)
-    if recorded(x, y, weight, bias, *([] if y_bias is None else [y_bias])):
+    if recorded(x, y, weight, bias, y_bias):
         return _ResidualNorm.apply(*given)
     return torch.ops.lightconv.residual_norm(*given)[:2]
 
@@ -235,7 +235,7 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
 
 def _smoothed_nll(logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int) -> tuple[Tensor, Tensor]:
     """Define the loss; ``shares`` are the factors of its two sums."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = _wide(logits)
     # masked, not picked out: a GPU would be waited for, to learn how many rows there are
     ignored = (target == ignore).unsqueeze(1)
     log_p = torch.log_softmax(wide.masked_fill(ignored, 0), dim=-1).masked_fill(ignored, 0)
