@@ -78,9 +78,13 @@ class Noted(torch.Tensor):
 
 
 def hooked(part):
-    """All positions and steps show a hook at the source the same shape, (S, B, C)."""
-    part.register_forward_hook(lambda _, __, out: -5 * out * torch.arange(len(out), 0, -1).view(-1, 1, 1))
+    part.register_forward_hook(lambda _, __, out: -5 * out)
     part.register_forward_pre_hook(lambda _, args: (args[0] * -3,))
+
+
+def hooked_at_the_source(part):
+    """All positions and steps show a hook the source in the same shape, (S, B, C)."""
+    part.register_forward_hook(lambda _, __, out: out * torch.arange(len(out), 0, -1).view(-1, 1, 1))
 
 
 def own_forward(norm):
@@ -113,8 +117,8 @@ def of_a_class(part):
 CHANGES: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
     "subclass": (["mixer.out_proj"], Doubled),
     "weights of a class": (["ffn.fc1"], of_a_class),
-    "hook": (["ffn.fc2"], hooked),
-    "hook at the source": (["encoder_attn.k_proj"], hooked),
+    "hook": (["ffn.fc2", "encoder_attn.q_proj"], hooked),
+    "hook at the source": (["encoder_attn.k_proj"], hooked_at_the_source),
     "own forward": (["ffn_residual.layer_norm"], own_forward),
     "another epsilon": (["ffn_residual.layer_norm"], lambda norm: setattr(norm, "eps", 0.5)),
     "wrapped map": (["encoder_attn.out_proj"], Negated),
