@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -117,18 +116,6 @@ def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
     splits = rows_of(made(tmp_path, rows, {"hold_out": {"splits": ["train"], "into": "rest", "every": every}}))
     assert splits["rest"] == [row for row in rows if int(row[0]) % every == 0]
     assert splits["train"] == [row for row in rows if int(row[0]) % every]
-
-
-def test_words_are_counted_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    rows, seen = drawn(700), dict[str, int]()
-
-    def learn(counts: Any, *, merges: int) -> str:
-        seen.update(dict(counts))
-        return "#version: 0.2\na b\n"
-
-    monkeypatch.setattr("data_prep.text.bpe.learn_from_counts", learn)
-    made(tmp_path, rows, {"bpe": {"merges": 5}})
-    assert seen == Counter(word for row in rows for side in row for word in side.split())
 
 
 def test_the_engine_of_bpe_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
