@@ -64,7 +64,7 @@ WRONG = [
         "makes valid and test: .*not valid alone",
     ),
     ("a.de}", "a.de}, reader: csv", r"splits.train\[0\].reader` is 'csv', expected one of plain"),
-    ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error, replace or drop"),
+    ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error or replace"),
     ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
     ("a.de}", "a.de}, numbers: [1, 999999999]", r"numbers` is \[1, 999999999\], expected .* of 100,000 at most"),
     ("a.de}", "a.de}, numbers: [1, 3]", r"members` is .*, expected \{n\} where the number stands"),
