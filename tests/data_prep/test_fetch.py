@@ -27,7 +27,7 @@ CONTENT = bytes(n * n % 251 for n in range(5000))
 OTHER, LONG = CONTENT[::-1], bytes(n * n % 251 for n in range(300_000))
 SHA256, MD5 = hashlib.sha256(CONTENT).hexdigest(), hashlib.md5(CONTENT).hexdigest()
 PAGE = b"\n<html><head><title>Google Drive - Quota exceeded</title></head>" + b" " * 600
-SUM = {"sha256": SHA256}
+SUM: dict[str, Any] = {"sha256": SHA256}
 PACKED = [*KINDS, "a.gz", "a.bz2", "a.xz"]
 
 
