@@ -30,6 +30,7 @@ from scripts.common.outputs import open_own
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
+_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
@@ -142,10 +143,21 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
             yield from _tar_members(OPENERS[packing](file) if packing else file, bool(packing))
 
 
+class _Header(tarfile.TarInfo):
+    """A tar's header; one whose size cannot be is an error."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_Header":
+        info = super().frombuf(buf, encoding, errors)
+        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > 1 << 24):  # which are read into memory
+            raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
+        return info
+
+
 def _tar_members(data: Any, packed: bool) -> Iterator[_Member]:
     """Yield the members of a tar, in one forward pass: it has no table of contents."""
     kinds = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}
-    with data, tarfile.open(fileobj=data, mode="r:") as tar:  # all its seeking goes forward
+    with data, tarfile.open(fileobj=data, mode="r:", tarinfo=_Header) as tar:  # all its seeking goes forward
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()

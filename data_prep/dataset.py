@@ -73,7 +73,7 @@ class Source:
     reader: str = "plain"  # the reader that finds lines in the members; all are in text/readers.py
     numbers: tuple[int, ...] = ()  # first and last of the numbers: as many sources, one after the other
     invalid: str = "error"
-    """The treatment of lines that are not UTF-8: ``error``, ``replace`` (with U+FFFD) or ``drop`` (the pair)."""
+    """The treatment of bytes that are not UTF-8: ``error``, or ``replace`` (with U+FFFD)."""
 
     def each(self) -> list["Source"]:
         """The sources that ``numbers`` stand for; itself where there are none."""
@@ -130,7 +130,7 @@ class Dataset:
     target: str | None = None  # None: text of one language, for a language model
     about: str = ""  # a paragraph for --list and the report
     licence: str = ""  # licence and terms of the text, as far as known
-    invalid: str = "error"  # for ``kind: text``: as ``Source.invalid``
+    invalid: str = "error"  # for ``kind: text``: as ``Source.invalid``, or ``drop`` (the pair)
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
     splits: dict[str, tuple[Source, ...]] = field(default_factory=dict)
@@ -289,7 +289,7 @@ def _check(dataset: Dataset) -> None:
             wanted = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
             expect(not numbers or _is_range(numbers), f"{key}.numbers", [*numbers], wanted)
             expect(not numbers or _takes_numbers(source), f"{key}.members", members, "{n} where the number stands")
-            expect(source.invalid in INVALID, f"{key}.invalid", source.invalid, _INVALID)
+            expect(source.invalid in ("error", "replace"), f"{key}.invalid", source.invalid, "error or replace")
     for place, step in enumerate(dataset.steps):
         unknown = sorted({*step.languages} - {*dataset.languages})
         expect(not unknown, f"steps[{place}].languages", unknown, f"some of {languages}")

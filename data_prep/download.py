@@ -16,8 +16,6 @@ from scripts.common.command import run_command
 from scripts.common.files import count_lines, digest, read_json, write_json
 from scripts.common.outputs import atomic_folder, lock
 
-MANY = 20  # files, each of which is named with its size; of more the sum is printed
-
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
@@ -56,13 +54,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if arguments.test_only:
         dataset = dataset.only_test()
     manifest = download(dataset, raw=arguments.raw, out=arguments.out)
-    files = manifest["files"]
-    if len(files) > MANY:
-        print(f"{arguments.out}: {len(files)} files, {sum(each['bytes'] for each in files.values()):,} bytes")
-        return
-    for name, described in files.items():
-        lines = f"{described['lines']:,} lines, " if "lines" in described else ""
-        print(f"{arguments.out / name}: {lines}{described['bytes']:,} bytes")
+    sizes = [each["bytes"] for each in manifest["files"].values()]
+    print(f"{arguments.out}: {len(sizes)} files, {sum(sizes):,} bytes")
 
 
 if __name__ == "__main__":

@@ -97,9 +97,6 @@ def main(words: Sequence[str] | None = None) -> None:
         keep=arguments.keep,
         accept_counts=arguments.accept_counts,
     )
-    for entry in counts["steps"]:
-        for reason, count in entry.get("dropped", {}).items():
-            print(f"{entry['step']}, {entry['split']}: dropped {count:,} of {entry['in']:,}: {reason}")
     sizes = {name.partition(".")[0]: each["lines"] for name, each in counts["files"].items()}
     print(f"{arguments.out}: " + ", ".join(f"{split} {lines:,}" for split, lines in sizes.items()) + " lines")
 

@@ -25,9 +25,8 @@ def write_report(dataset: Dataset, out: Path) -> Path:
     counts = read_json(out / "prepared" / "counts.json")
     lines = [f"# {dataset.name}", "", " ".join(dataset.about.split()), ""]
     lines += [f"Licence and terms: {' '.join(dataset.licence.split()) or 'see the source'}", ""]
-    lines += _sources(out, counts) + _steps(counts) + _expected(counts) + _sizes(dataset, out, counts)
-    lines += _lengths(dataset, out) + _vocabulary(dataset, out)
-    lines += _examples(dataset, out, counts) + _digests(counts)
+    lines += _sources(out, counts) + _steps(counts) + _expected(counts) + _sizes(dataset, out)
+    lines += _vocabulary(dataset, out) + _examples(dataset, out, counts) + _digests(counts)
     versions = ", ".join(f"{name} {found or 'absent'}" for name, found in counts["versions"].items())
     lines += ["## Versions", "", versions]
     write_lines(out / NAME, lines)
@@ -82,37 +81,19 @@ def _expected(counts: dict[str, Any]) -> list[str]:
     return ["## Known counts", "", *table(("after", "split", "got", "expected", "met", "from where"), rows)]
 
 
-def _sizes(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:
+def _sizes(dataset: Dataset, out: Path) -> list[str]:
     log = (out / "binarised" / "preprocess.log").read_text(encoding="utf-8", errors="replace")
     said = [match.groups() for match in _UNKNOWN.finditer(log)]
     in_order = [(split, language) for language in dataset.languages for split in SPLITS]  # as fairseq reports
-    rows = [
-        (split, language, counts["files"][f"{split}.{language}"]["lines"], int(tokens), f"{unknown}%")
-        for (split, language), (tokens, unknown) in zip(in_order, said, strict=True)
-    ]
+    rows = []
+    for (split, language), (tokens, unknown) in zip(in_order, said, strict=True):
+        with open(out / "prepared" / f"{split}.{language}", "rb") as f:
+            lengths = Counter(len(line.split()) for line in f)
+        spread = [_quantile(lengths, share) for share in (0.5, 0.95, 0.99)]
+        rows.append((split, language, lengths.total(), int(tokens), f"{unknown}%", *spread, max(lengths), lengths[0]))
     header = ("split", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
-    return ["## Sizes, as binarised", "", *table(header, rows)]
-
-
-def _lengths(dataset: Dataset, out: Path) -> list[str]:
-    histograms: dict[tuple[str, str], Counter[int]] = {}
-    for split in SPLITS:
-        for language in dataset.languages:
-            with open(out / "prepared" / f"{split}.{language}", "rb") as f:
-                histograms[split, language] = Counter(len(line.split()) for line in f)
-    rows = [
-        (
-            split,
-            language,
-            f"{sum(n * count for n, count in lengths.items()) / max(1, sum(lengths.values())):.1f}",
-            *(_quantile(lengths, share) for share in (0.5, 0.95, 0.99)),
-            max(lengths),
-            lengths[0],
-        )
-        for (split, language), lengths in histograms.items()
-    ]
-    header = ("split", "language", "mean", "median", "95%", "99%", "longest", "empty lines")
-    return ["## Lengths in tokens", "", *table(header, rows)]
+    lengths_of = ("median length", "95%", "99%", "longest", "empty lines")
+    return ["## Sizes, as binarised, and lengths in tokens", "", *table((*header, *lengths_of), rows)]
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:

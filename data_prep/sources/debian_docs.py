@@ -8,7 +8,6 @@ import gzip
 import io
 import lzma
 import re
-import shutil
 import tarfile
 import zlib
 from collections import Counter, defaultdict
@@ -24,7 +23,7 @@ from data_prep.text.documents import html, xml
 from data_prep.text.man import man
 from data_prep.text.parallel import Row, align, fault, sentences, split_by_source
 from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
+from scripts.common.files import copy_file
 from scripts.common.schema import require
 
 _KINDS = {
@@ -54,8 +53,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     if not found.keys() & set(packages):
         raise UserError(f"{raw} has none of the packages (NAME_VERSION_ARCHITECTURE.deb) that {dataset.file} names")
     for path in (found[name] for name in packages if name in found):
-        with open(path, "rb") as source, open_own(out / path.name, "wb") as copy:
-            shutil.copyfileobj(source, copy)
+        copy_file(path, out / path.name)
     return {"packages not in the folder given with --raw": sorted(set(packages) - set(found))}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps.corpus import Block, Context, Pool, Text, columns_of, select
+from data_prep.steps.corpus import Block, Context, Pool, Text, select
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
 from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
@@ -30,7 +30,6 @@ from scripts.common.terminal import clock
 MANY = 0.1  # a step that drops more than this share of a split's lines says so
 LONGEST = 1024
 """The tokens of a line, its end counted, that fairseq's models take unless their configuration says otherwise."""
-NOT_UTF8 = "not UTF-8"
 
 
 class Engine:
@@ -182,7 +181,6 @@ class Made(NamedTuple):
 
     block: Block
     lines: int
-    not_utf8: int  # pairs
     steps: list[dict[str, Any]]
     """For each step lines ``in`` and ``out``, and how many were ``dropped`` for each reason."""
 
@@ -191,23 +189,18 @@ def _run_lines(context: Context, every: Sequence[Step]) -> list[dict[str, Any]]:
     """Run line-wise steps on the splits that each is for; returns the log."""
     log: list[dict[str, Any]] = []
     title = ", ".join(dict.fromkeys(step.name for step in every))
-    for split, lines in context.text.lines.items():
+    for split in context.text.lines:
         steps = [step for step in every if not step.splits or split in step.splits]
         if not steps:
             continue
         run = partial(run_on_block, steps=steps, languages=context.languages)
         totals: list[dict[str, Any]] = [{"in": 0, "out": 0, "dropped": Counter()} for _ in steps]
-        not_utf8 = 0
         context.write(split)
         for made in context.pool.map(run, context.blocks(split, title), what=title):
             context.write(split, made.block, made.lines)
-            not_utf8 += made.not_utf8
             for total, here in zip(totals, made.steps, strict=True):
                 for key, count in here.items():
                     total[key] += count
-        if not_utf8:
-            entry = {"step": "read", "split": split, "in": lines, "out": lines - not_utf8}
-            log.append({**entry, "dropped": {NOT_UTF8: not_utf8}})
         for step, total in zip(steps, totals, strict=True):
             where = {"languages": list(step.languages)} if step.languages else {}
             dropped = dict(total["dropped"].most_common())
@@ -217,8 +210,7 @@ def _run_lines(context: Context, every: Sequence[Step]) -> list[dict[str, Any]]:
 
 def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str]) -> Made:
     """Return what the steps make of a block, in a worker."""
-    columns, counts = _decode(block), []
-    not_utf8 = block[0].count(b"\n") - len(columns[0])
+    columns, counts = [side.decode().removesuffix("\n").split("\n") for side in block], []
     for step in steps:
         before, dropped = len(columns[0]), Counter[str]()
         parameters = json.dumps(step.parameters, sort_keys=True)
@@ -236,17 +228,7 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
     made = tuple("".join(f"{line}\n" for line in column).encode() for column in columns)
     if any(side.count(b"\n") != lines for side in made):
         raise AssertionError(f"one of {[step.name for step in steps]} made line breaks, or drew the sides apart")
-    return Made(made, lines, not_utf8, counts)
-
-
-def _decode(block: Block) -> list[list[str]]:
-    """Lines as text. Pairs with bytes that are not UTF-8 are left out: reading let none pass but to be dropped here."""
-    try:
-        return [side.decode().removesuffix("\n").split("\n") for side in block]
-    except UnicodeDecodeError:
-        rows = zip(*columns_of(block), strict=True)
-        good = [row for row in rows if all(line.decode(errors="replace").encode() == line for line in row)]
-        return [[row[place].decode() for row in good] for place in range(len(block))]
+    return Made(made, lines, counts)
 
 
 @lru_cache(maxsize=64)

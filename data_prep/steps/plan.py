@@ -62,7 +62,6 @@ STEPS: dict[str, Registered] = {
 }
 _NAMED = sorted(STEPS)
 STEPS |= {  # parts of others, which have no name in a YAML
-    "decode": Registered(LINE, lambda: str),
     "squeeze": Registered(LINE, lambda: moses.clean_line),
     whole.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
 }
@@ -83,12 +82,13 @@ class Pass(NamedTuple):
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
     """The passes, in order."""
-    sources = [(split, place, each) for split, found in dataset.splits.items() for place, each in enumerate(found)]
-    for split, place, source in sources:
+    for split, place, source in (
+        (split, *item) for split, all_of in dataset.splits.items() for item in enumerate(all_of)
+    ):
         known = ["plain", *sorted(readers.READERS)]
         key = f"splits.{split}[{place}].reader"
         require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
-    steps = [Step(name="decode")] if any(source.invalid == "drop" for _, _, source in sources) else []
+    steps: list[Step] = []
     for place, step in enumerate(dataset.steps):
         key = f"{dataset.file}: steps[{place}]"
         if step.name not in _NAMED:

@@ -82,41 +82,29 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
 def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
     check_kind(piece.name, Path(piece.member).name, stream.peek(HEAD)[:HEAD])
-    bad = first_bad = count = 0  # lines that are not UTF-8, and the number of the first
-    md5 = hashlib.md5(usedforsecurity=False)
+    count, md5 = 0, hashlib.md5(usedforsecurity=False)
 
-    def read() -> Iterator[bytes]:
-        """The lines without their LF; those that are not UTF-8 are counted, and replaced where the piece says so."""
-        nonlocal bad, first_bad
+    def read() -> Iterator[str]:
         for number, line in enumerate(stream, 1):
             if piece.md5 is not None:
                 md5.update(line)
-            line = line.removesuffix(b"\n")
             try:
-                line.decode()
-            except UnicodeDecodeError:
-                bad, first_bad = bad + 1, first_bad or number
-                if piece.invalid == "replace":
-                    line = line.decode(errors="replace").encode()
-            yield line
+                text = line.decode(errors="replace" if piece.invalid == "replace" else "strict")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{piece.name}: line {number:,} is not UTF-8; mend the file, or say `invalid: replace` of it in "
+                    "the dataset's YAML (U+FFFD for such bytes)"
+                ) from error
+            yield text.removesuffix("\n")
 
-    lines = read()
-    if piece.reader != "plain":
-        # bytes that are not UTF-8 pass: the check below fails, or a later pass drops the pair
-        text = (line.decode(errors="surrogateescape") for line in lines)
-        lines = (line.encode(errors="surrogateescape") for line in READERS[piece.reader](text))
+    lines = read() if piece.reader == "plain" else READERS[piece.reader](read())
     with open_own(context.work / piece.file(context), "wb") as f:
         while chunk := list(islice(lines, CHUNK)):
-            f.write(b"\n".join(chunk) + b"\n")
+            f.write("".join(f"{line}\n" for line in chunk).encode())
             count += len(chunk)
             progress(len(chunk))
         f.flush()
         os.fsync(f.fileno())
-    if bad and piece.invalid == "error":
-        raise UserError(
-            f"{piece.name}: {bad:,} lines are not UTF-8, the first is line {first_bad:,}; mend the file, "
-            "or say `invalid: replace` or `invalid: drop` of it in the dataset's YAML"
-        )
     if piece.md5 is not None and md5.hexdigest() != piece.md5:
         raise UserError(
             f"{piece.name}: got MD5 {md5.hexdigest()}, expected {piece.md5}; delete {piece.archive} and fetch it again"

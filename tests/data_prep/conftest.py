@@ -10,7 +10,7 @@ from tests.data_prep.web import Site, serving
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask servers directly, with little patience."""
-    for name, value in (("ATTEMPTS", 3), ("STALLED", 1), ("FIRST_DELAY", 0.01)):
+    for name, value in (("ATTEMPTS", 3), ("FIRST_DELAY", 0.01)):
         monkeypatch.setattr(f"data_prep.fetch.{name}", value)
     for name in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -122,13 +122,6 @@ def changed(whole: bytes, at: int, to: bytes) -> bytes:
     return whole[:at] + to + whole[at + len(to) :]
 
 
-def with_both_headers(at: int, value: int) -> bytes:
-    """A zip of a member ``a``, a byte of whose local and central header is another."""
-    whole = zip_of_one()
-    local, central = whole.rindex(b"PK\x03\x04"), whole.rindex(b"PK\x01\x02")
-    return changed(changed(whole, local + at, bytes([value])), central + at + 2, bytes([value]))
-
-
 NINE = packed("a.tar", {f"{n}": b"x" * 3000 for n in range(9)})
 LONG = packed("a.tar", {"a": b"1", "long" * 40: b"2"})  # whose name is a member of its own
 STORED = zip_of_one("set/a", b"text" * 100)
@@ -140,8 +133,6 @@ STORED = zip_of_one("set/a", b"text" * 100)
         ("a.zip", zip_of_one("/etc/text"), "leads out of the folder"),
         ("a.zip", zip_of_one("set\\..\\..\\text"), "leads out of the folder"),
         ("a.zip", zip_of_one(create_system=3, external_attr=0o120777 << 16), "member a is a link"),
-        ("a.zip", with_both_headers(6, 1), r"member a is damaged.*(encrypted|password)"),
-        ("a.zip", with_both_headers(8, 99), r"member a .*compression"),
         ("a.zip", changed(STORED, STORED.index(b"texttext"), b"T"), r"member set/a is damaged"),
         ("a.tgz", PACK["gz"](b""), "empty"),
         # what the standard library may take for the end
@@ -160,20 +151,13 @@ def test_an_archive_that_is_refused(tmp_path, name, content, because):
             check_archive(tmp_path / name, name)
 
 
-def test_archives_that_are_odd_and_whole(tmp_path, monkeypatch):
+def test_archives_that_are_odd_and_whole(tmp_path):
     (tmp_path / "a.zip").write_bytes(zip_of_one("set\\a\\b"))  # separators of Windows
     assert everything(tmp_path / "a.zip") == {"set/a/b": b"text"}
     (tmp_path / "a.tgz").write_bytes(PACK["gz"](packed("a.tar", {"a": b"1"})[:1024]))  # without the blocks of zeros
     assert everything(tmp_path / "a.tgz") == {"a": b"1"}
     with pytest.raises(UserError, match=r"b\.tgz is missing"):
         everything(tmp_path / "b.tgz")
-
-    def denied(self, mode):
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "open", denied)
-    with pytest.raises(UserError, match=r"cannot read .*Permission denied"):
-        everything(tmp_path / "a.tgz")
 
 
 def test_memory_does_not_grow_with_the_members(tmp_path):
@@ -185,14 +169,6 @@ def test_memory_does_not_grow_with_the_members(tmp_path):
     tracemalloc.stop()
     assert total == 32 << 20
     assert peak < 5 << 20
-
-
-def test_a_readers_own_errors_stay_its_own(tmp_path):
-    archive = pack(tmp_path / "a.tgz", FILES)
-    with pytest.raises(EOFError, match="mine"), open_member(archive, "set/train.en"):
-        raise EOFError("mine")
-    with pytest.raises(OSError, match="mine"), open_member(archive, "set/train.de.gz"):
-        raise OSError("mine")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import importlib
 import json
 import os
 import random
@@ -379,21 +378,6 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
     assert len((out / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)
 
 
-@pytest.mark.parametrize("command", ["download", "prepare", "binarise"])
-def test_help_suffices(command: str, capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("data_prep.cli.available_cores", lambda: 55)
-    with pytest.raises(SystemExit):
-        importlib.import_module(f"data_prep.{command}").main(["--help"])
-    said = capsys.readouterr().out
-    for text in (f"example: python -m data_prep.{command} debian_en_de", "DATASET", "--out DIR"):
-        assert text in said
-    if command != "download":
-        assert "one a core, 55 here" in said
-        with pytest.raises(SystemExit):
-            importlib.import_module(f"data_prep.{command}").main(["debian_en_de", "--out", "x", "--workers", "0"])
-        assert "argument --workers: got '0', expected a whole number above 0" in capsys.readouterr().err
-
-
 def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
     dataset = own_dataset(tmp_path, *OWN, binarise={"joined_dictionary": True})
@@ -490,8 +474,3 @@ def test_the_words_and_columns_of_the_report(tmp_path: Path):
     assert (
         vocabulary[2].split("\n")[2] == "| dict.txt | 8 | 3 | 2 | 2 | 1 |"
     )  # two types make 90% of the tokens, and 99%
-    found = {"en": {"descriptions": 1234, "left out": {"repeated": 5}}, "cnn": ["a.tgz", "b.tgz"]}
-    assert report._listed(found) == "en (descriptions 1,234; left out (repeated 5)); cnn (a.tgz, b.tgz)"
-    rows = [("read", 12345, "", ""), ("clean", 9, "0.5%", "")]
-    text, end = report.table(("step", "lines", "share", "why"), rows)
-    assert (text.split("\n")[2], end) == ("| read | 12,345 |  |  |", "")

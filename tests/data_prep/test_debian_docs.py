@@ -10,7 +10,6 @@ import pytest
 
 from data_prep import download
 from data_prep.dataset import Dataset, Debian
-from data_prep.download import MANY
 from data_prep.sources import debian_docs
 from data_prep.sources.debian_docs import read_package, rows
 from scripts.common.errors import UserError
@@ -156,16 +155,9 @@ def test_the_command_takes_a_folder_of_packages(tmp_path: Path, capsys: pytest.C
     assert manifest["packages not in the folder given with --raw"] == ["absent"]
     assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
     assert all((tmp_path / "out" / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
-
-    size = (raw / "ls_1.0-1_all.deb").stat().st_size
-    assert f"{tmp_path / 'out' / 'ls_1.0-1_all.deb'}: {size:,} bytes" in capsys.readouterr().out
+    sizes = [path.stat().st_size for path in raw.iterdir()]
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}: {len(sizes)} files, {sum(sizes):,} bytes\n"
     for path in raw.iterdir():
         path.unlink()
     with pytest.raises(UserError, match="has none of the packages"):
         download.main(line)
-    names = [f"p{n:02}" for n in range(MANY + 1)]  # of so many the sum is printed
-    for name in names:
-        (raw / f"{name}_1_all.deb").write_bytes(b"12345")
-    dataset_file.write_text(json.dumps(keys | {"debian": {"packages": names}}))
-    download.main(line)
-    assert capsys.readouterr().out == f"{tmp_path / 'out'}: 21 files, 105 bytes\n"

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -117,18 +116,6 @@ def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
     splits = rows_of(made(tmp_path, rows, {"hold_out": {"splits": ["train"], "into": "rest", "every": every}}))
     assert splits["rest"] == [row for row in rows if int(row[0]) % every == 0]
     assert splits["train"] == [row for row in rows if int(row[0]) % every]
-
-
-def test_words_are_counted_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    rows, seen = drawn(700), dict[str, int]()
-
-    def learn(counts: Any, *, merges: int) -> str:
-        seen.update(dict(counts))
-        return "#version: 0.2\na b\n"
-
-    monkeypatch.setattr("data_prep.text.bpe.learn_from_counts", learn)
-    made(tmp_path, rows, {"bpe": {"merges": 5}})
-    assert seen == Counter(word for row in rows for side in row for word in side.split())
 
 
 def test_the_engine_of_bpe_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -262,7 +249,7 @@ NO_UTF_8 = b"\n".join([b"10004 \xff\xfe", b"x", b"10006 \xc3"])
         ({"valid.de": None}, STEPS, {}, r"a.tgz has no member valid.de"),
         ({"test.en": b"", "test.de": b""}, STEPS, {}, "a.tgz, test.en has no lines"),
         ({}, STEPS, SUMS, r"a.tgz, \w+.en: got MD5 [0-9a-f]{32}, expected 0{32}; delete .*a.tgz and fetch it again"),
-        ({"train.de": NO_UTF_8}, STEPS, {}, "train.de: 2 lines are not UTF-8, the first is line 1; .*`invalid: drop`"),
+        ({"train.de": NO_UTF_8}, STEPS, {}, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
         ({"train.en": b"a\r\n" * 20}, [], {}, "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
         ({}, [{"clean": {"min_words": 90}}], {}, r"empty corpus: no line is left of train.*fewer than 90 words: 26"),
         (
@@ -299,19 +286,14 @@ def test_an_archive_that_is_missing(place: Place):
         place.prepare(packed=False)
 
 
-@pytest.mark.parametrize("steps", [STEPS, []])
 @pytest.mark.parametrize("reader", ["plain", "iwslt_tags"])
-@pytest.mark.parametrize("invalid", ["drop", "replace"])
-def test_bytes_that_are_not_utf8(place: Place, steps: list[Any], reader: str, invalid: str):
+def test_bytes_that_are_not_utf8(place: Place, reader: str):
     lines = place.members["train.de"].split(b"\n")
     lines[4], lines[6] = b"\xff\xfe" + lines[4], lines[6] + b" \xc3"
     place.members["train.de"] = b"\n".join(lines)
-    out = place.prepare(*steps, invalid=invalid, reader=reader)
-    left = [number for number in range(10_000, 10_020) if invalid == "replace" or number not in (10_004, 10_006)]
-    assert [numbers(lines_of(out / f"train.{language}")) for language in LANGUAGES] == [left, left]
-    dropped = [entry.get("dropped") for entry in counts_of(out)["steps"]]
-    assert ({"not UTF-8": 2} in dropped) is (invalid == "drop")
-    assert ("\ufffd" in lines_of(out / "train.de")[4]) is (invalid == "replace")
+    out = place.prepare(*STEPS, invalid="replace", reader=reader)
+    assert [numbers(lines_of(out / f"train.{language}")) for language in LANGUAGES] == [[*range(10_000, 10_020)]] * 2
+    assert "\ufffd" in lines_of(out / "train.de")[4]
 
 
 def test_odd_lines(place: Place):
