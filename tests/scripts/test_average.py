@@ -2,9 +2,6 @@ import argparse
 import fractions
 import gc
 import os
-import resource
-import subprocess
-import sys
 import traceback
 import weakref
 from pathlib import Path
@@ -16,13 +13,7 @@ from hypothesis import strategies as st
 
 from scripts import average
 from scripts.common.errors import UserError
-from scripts.common.files import write_lines
-from scripts.common.outputs import LIST
 from scripts.fairseq_io import checkpoints
-
-pytestmark = pytest.mark.usefixtures("forks")
-
-SCRIPT = Path(average.__file__)
 
 
 def save(path: Path, model: dict[str, torch.Tensor], updates: int = 0) -> Path:
@@ -113,15 +104,6 @@ class Evil:
         return os.mkdir, ("ran",)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.9, 0.999])
-def test_a_file_cut_short_is_refused(tmp_path, share):
-    path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(UserError, match="cut short"):
-        average.average([path])
-
-
 def test_a_part_that_is_marked_as_a_folder_is_refused(tmp_path):
     """By one bit of the archive's table; torch gives what happens to be in memory for the part."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.arange(6.0)})
@@ -151,7 +133,7 @@ def test_any_flipped_bit_is_a_sentence_or_changes_nothing(tmp_path):
     assert refused > 50
 
 
-NO_DATA = {"Fraction": fractions.Fraction(1, 2), "getattr": b"".join, "slice": slice(1), "mkdir": Evil()}
+NO_DATA = {"Fraction": fractions.Fraction(1, 2), "mkdir": Evil()}
 
 
 @pytest.mark.parametrize("named", NO_DATA)
@@ -165,24 +147,6 @@ def test_what_is_no_data_is_refused_without_advice_to_trust_it(named, tmp_path, 
     printed = "".join(traceback.format_exception(caught.value))
     assert "weights_only" not in printed.lower()
     assert "only if you" not in printed
-
-
-def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
-    for n in (1, 2):
-        save(tmp_path / f"checkpoint{n}.pt", {"w": torch.ones(100_000)})
-    out = tmp_path / "out" / "model.pt"
-    write_lines(out, ["the older model"])
-    command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path), "--out", str(out), "--last", "2", "--by"]
-
-    def small_files_only() -> None:  # stands for a disk with too little room
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = subprocess.run([*command, "epoch"], capture_output=True, text=True, preexec_fn=small_files_only)
-    assert done.returncode != 0
-    assert done.stderr.startswith(f"error: File too large: cannot write {out}")
-    assert "Traceback" not in done.stderr
-    assert [path.name for path in out.parent.iterdir() if path.name != LIST] == ["model.pt"]
-    assert out.read_text() == "the older model\n"
 
 
 def test_a_training_never_goes_on_from_a_damaged_checkpoint_or_starts_anew_over_others(tmp_path):
