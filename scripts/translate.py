@@ -88,12 +88,13 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
     # wherever a link to the model lies, its records lie around the model
     around = model.resolve().parents[:3]
-    config, tuned, generated = (
-        next(filter(None, (_facts(folder / name) for folder in around)), {})
-        for name in ("record.json", "tuned/tune.json", "hypotheses/generation.json")
-    )
-    config = config.get("config", {})
-    settings = generated.get("settings") or config.get("generate", {}) | tuned.get("chosen", {})
+
+    def recorded(name: str) -> dict[str, Any]:
+        return next(filter(None, (_facts(folder / name) for folder in around)), {})
+
+    config = recorded("record.json").get("config", {})
+    tuned = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
+    settings = recorded("hypotheses/generation.json").get("settings") or tuned
     settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))

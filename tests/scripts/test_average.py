@@ -79,12 +79,9 @@ def test_the_newest_by_number_not_by_name(tmp_path):
     (tmp_path / "checkpoint_best.pt").touch()
     assert [path.stem for path in average.choose(tmp_path, 2, "update")] == ["checkpoint_2_1000", "checkpoint_2_1100"]
     assert [path.stem for path in average.choose(tmp_path, 2, "epoch")] == ["checkpoint3", "checkpoint12"]
-    held = r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; "
-    advice = "ask for at most 2 with --last, or take --by update, of which there are 3, or train again"
-    with pytest.raises(UserError, match=held + advice):
+    held = r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; ask for fewer"
+    with pytest.raises(UserError, match=held):
         average.choose(tmp_path, 3, "epoch")
-    with pytest.raises(UserError, match=r"at least 4; ask for at most 3 .*keep-interval-updates, if it is set, 4 or"):
-        average.choose(tmp_path, 4, "update")
     with pytest.raises(UserError, match="no folder"):
         average.choose(tmp_path / "nowhere", 1, "epoch")
 
