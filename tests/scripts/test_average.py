@@ -2,6 +2,7 @@ import argparse
 import fractions
 import gc
 import os
+import resource
 import traceback
 import weakref
 from pathlib import Path
@@ -144,6 +145,17 @@ def test_what_is_no_data_is_refused_without_advice_to_trust_it(named, tmp_path, 
     printed = "".join(traceback.format_exception(caught.value))
     assert "weights_only" not in printed.lower()
     assert "only if you" not in printed
+
+
+def test_a_full_disk_is_said_in_place_of_torchs_complaint(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # stands for a disk with too little room
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            checkpoints.save({"model": {"w": torch.ones(100_000)}}, tmp_path / "model.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "model.pt").exists()
 
 
 def test_a_training_never_goes_on_from_a_damaged_checkpoint_or_starts_anew_over_others(tmp_path):
