@@ -25,19 +25,9 @@ def choose(folder: Path, last: int, by: str) -> list[Path]:
     found = checkpoints.numbered(folder, by)
     if len(found) < last:
         names = ", ".join(path.name for _, path in found) or "none"
-        other = "epoch" if by == "update" else "update"
-        others = len(checkpoints.numbered(folder, other))
-        remedies = [f"ask for at most {len(found)} with --last"] if found else []
-        remedies += [f"take --by {other}, of which there are {others}"] if others >= last else []
-        keep = (
-            f"with train.keep-interval-updates, if it is set, {last} or more and a smaller train.save-interval-updates"
-        )
-        if by == "epoch":
-            keep = f"without train.no-epoch-checkpoints, and with train.keep-last-epochs, if it is set, {last} or more"
-        remedies.append(f"train again {keep}. scripts.check CONFIG says before a training what it will keep")
         raise UserError(
-            f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; "
-            f"{', or '.join(remedies)}"
+            f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; ask for fewer with "
+            "--last, take the others with --by, or train with settings that keep more, which scripts.check CONFIG says"
         )
     return [path for _, path in found[-last:]]
 

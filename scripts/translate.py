@@ -14,7 +14,6 @@ examples:
 import argparse
 import functools
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,10 +65,10 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     """
     if not path.exists():
         raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")
-    root = path if path.is_dir() else path.parent
+    root = path
     if (best := _facts(path / "record.json").get("best_seed")) is not None:
         root = path / f"seed{best}"
-    model = next((root / name for name in _MODELS if (root / name).is_file()), None) if path.is_dir() else path
+    model = path if path.is_file() else next((root / name for name in _MODELS if (root / name).is_file()), None)
     if model is None and (seeds := sorted(each.name for each in path.glob("seed*") if each.is_dir())):
         raise UserError(f"{path} has no record.json that says its best seed; give one of its seeds: {', '.join(seeds)}")
     if model is None:
@@ -87,21 +86,18 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
-    if data is not None:  # wherever a link to the model lies, its records lie beside the model
-        root = _seed_folder(model.resolve().parent, data)
-    config = (_facts(root / "record.json") or _facts(root.parent / "record.json")).get("config", {})
-    settings = config.get("generate", {}) | _facts(root / "tuned" / "tune.json").get("chosen", {})
-    settings = _facts(root / "hypotheses" / "generation.json").get("settings") or settings
+    # wherever a link to the model lies, its records lie around the model
+    around = model.resolve().parents[:3]
+
+    def recorded(name: str) -> dict[str, Any]:
+        return next(filter(None, (_facts(folder / name) for folder in around)), {})
+
+    config = recorded("record.json").get("config", {})
+    tuned = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
+    settings = recorded("hypotheses/generation.json").get("settings") or tuned
     settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))
-
-
-def _seed_folder(start: Path, data: Path) -> Path:
-    """Find the folder of a seed or run, whose records say how it generates, around a model in a dataset's folder."""
-    marks = ("hypotheses/generation.json", "tuned/tune.json", "../record.json")
-    around = (folder for folder in (start, *start.parents) if data in folder.parents)
-    return next((folder for folder in around if any((folder / mark).is_file() for mark in marks)), start)
 
 
 def note(number: int, text: str) -> None:
@@ -216,16 +212,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)"
     )
     arguments = parser.parse_args(argv)
-    for stream, name, sign in ((sys.__stdin__, "input", "<"), (sys.__stdout__, "output", ">")):
-        if stream is None:
-            raise UserError(f"standard {name} is closed; give it a file ({sign} FILE) or a pipe")
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer
-    try:
-        with redirect_stdout(sys.stderr):  # whatever libraries print is no answer
-            run(sys.stdin.buffer, answers_to, trained, arguments)
-    except BrokenPipeError:  # nobody reads on, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with redirect_stdout(sys.stderr):  # whatever libraries print is no answer
+        run(sys.stdin.buffer, answers_to, trained, arguments)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file
 
 # Beside matplotlib's own fonts, for scripts that these lack; the first that is installed is used.
 _MORE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Droid Sans Fallback", "SimHei")
-_LARGEST = 30_000  # pixels a side, beyond which few viewers follow
 
 
 @contextmanager
@@ -20,11 +18,6 @@ def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> I
 
     A name that ends in .svg gives an SVG file with text as text, any other a PNG file.
     """
-    if max(width, height) * dpi > _LARGEST:
-        raise UserError(
-            f"{path} would have {width * dpi:,.0f} x {height * dpi:,.0f} pixels, expected at most {_LARGEST:,} a side; "
-            "choose less to be drawn"
-        )
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
     import matplotlib
 

@@ -81,11 +81,9 @@ def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
 
 def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
     """The version of each package, by the name it is installed under; None of one that is not installed."""
-    return {package: _installed(package) for package in packages}
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    found: dict[str, str | None] = {}
+    for package in packages:
+        found[package] = None
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

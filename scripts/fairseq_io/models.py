@@ -83,16 +83,6 @@ def parse(command: Command) -> argparse.Namespace:
     return parsed
 
 
-def as_number(value: Any) -> float | None:
-    """Return a number, or a text that is one; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    try:  # fairseq's parser leaves some numbers as text
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
 def load_plugin() -> None:
     """Register the models as ``--user-dir`` does."""
     # neither which optional packages they would like, nor what they set, nor which backend runs

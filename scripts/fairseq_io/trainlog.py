@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.fairseq_io.models import as_number
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (?P<logger>[\w.]+) \| (?P<text>.*)$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
@@ -119,8 +119,16 @@ def parse_progress(line: str) -> Progress | None:
         return None
     prefix = "" if found["logger"] == "train_inner" else found["logger"] + "_"
     values = {
-        key.removeprefix(prefix): number for key, value in content.items() if (number := as_number(value)) is not None
+        key.removeprefix(prefix): number for key, value in content.items() if (number := _as_number(value)) is not None
     }
     if "num_updates" not in values or "loss" not in values:
         return None
     return Progress(found["logger"], int(values["num_updates"]), values)
+
+
+def _as_number(value: Any) -> float | None:
+    """A number, which fairseq writes as text; None for anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

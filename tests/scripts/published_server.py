@@ -6,8 +6,8 @@ Each archive of configs/published.yaml (or of the models NAME) is made with a sm
 trained for some seconds and saved as one of fairseq's versions saved it. Its test set comes in archives of the true
 names, members and tags. The BLEU of fairseq's own model and search on that test set stands for the paper's figure. The
 command that scores them is printed. With a damaged model it ends with status 1 and names that model. HOW: weights (one
-layer's kernels are turned round), model (another model's file), dictionary (a type less), codes (no merges), or lines
-(the test set lacks one).
+layer's kernels are turned round), model (another model's file), dictionary (a type less), or lines (the test set lacks
+one).
 """
 
 import argparse
@@ -38,7 +38,7 @@ from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
-DAMAGE = ("weights", "model", "dictionary", "codes", "lines")
+DAMAGE = ("weights", "model", "dictionary", "lines")
 TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 150
 # a word in each language of the five; some with a hyphen or an ampersand, for compounds and escapes
 WORDS = [
@@ -233,8 +233,6 @@ def archive(
     if how == "dictionary":
         name = f"dict.{test_set.dataset.target}.txt"
         files[name] = b"".join(files[name].splitlines(keepends=True)[:-1])
-    if how == "codes":
-        files |= {name: b"#version: 0.2\nq q</w>\n" for name in files if "code" in name}
     folder = published.archive.removesuffix(".tar.gz")
     members = {f"{folder}/{name}": content for name, content in {"model.pt": content, **files}.items()}
     return packed(published.archive, members)

@@ -1,6 +1,7 @@
 """The kernels that are shown are those that the model convolves with, of any operator, and stand under their tokens."""
 
 import re
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -8,79 +9,49 @@ from typing import Any
 import pytest
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import make_builder
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
 from scripts.common.errors import UserError
 from scripts.conv_weights import Kernels, kernels_of, main, read_line, read_model
+from tests.compat.conftest import write_corpus
+from tests.convert.common import save
 from tests.models.common import SMALL
 from tests.tolerances import assert_close
 
-LINES = {"en": ["one two three two", "four"], "de": ["eins zwei drei zwei", "vier fünf"]}
-TWO_BLOCKS = {
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_kernel_size_list": [3, 7],
-    "decoder_kernel_size_list": [2, 5],
-    "max_source_positions": 8,
-    "max_target_positions": 8,
-    "share_all_embeddings": False,
-}
+SIZES = {"encoder_layers": 2, "decoder_layers": 2, "max_source_positions": 16, "max_target_positions": 16}
+KERNELS = {"encoder_kernel_size_list": [3, 7], "decoder_kernel_size_list": [2, 5], "share_all_embeddings": False}
+ATTENTION = dict.fromkeys(("encoder_conv_type", "decoder_conv_type"), "attention")
+CUTOFFS = {"adaptive_input_cutoff": [4, 6], "adaptive_softmax_cutoff": [4, 6]}
 MODELS: dict[str, dict[str, Any]] = {
-    "dynamic": {"arch": "pla_dynamicconv_small"},
     "dynamic, tanh": {"arch": "pla_dynamicconv_small", "weight_normalization": "tanh"},
     "query apart": {"arch": "pla_dynamicconv_small", "encoder_query_dim": 8, "encoder_query_heads": 2},
-    "attention": {
-        "arch": "pla_lightconv_small",
-        **dict.fromkeys(("encoder_conv_type", "decoder_conv_type"), "attention"),
-    },
+    "attention": {"arch": "pla_lightconv_small", **ATTENTION},
     "mixed": {"arch": "pla_lightconv_small", "decoder_conv_type": "dynamic"},
-    "language model": {
-        "arch": "pla_dynamicconv_lm_small",
-        "task": "language_modeling",
-        "adaptive_input_cutoff": [4, 6],
-        "adaptive_softmax_cutoff": [4, 6],
-    },
+    "language model": {"arch": "pla_dynamicconv_lm_small", "task": "language_modeling", **CUTOFFS},
 }
-
-
-def write_data(folder: Path, languages: list[str], prefix: str, dictionary_name: str) -> dict[str, Dictionary]:
-    """Binarised test sets, as fairseq-preprocess writes them."""
-    folder.mkdir()
-    dictionaries = {}
-    for language in languages:
-        words = dictionaries[language] = Dictionary()
-        for line in LINES[language]:
-            words.encode_line(line)
-        words.save(str(folder / dictionary_name.format(language)))
-        name = str(folder / prefix.format(language))
-        builder = make_builder(f"{name}.bin", impl="mmap", vocab_size=len(words))
-        for line in LINES[language]:
-            builder.add_item(words.encode_line(line, add_if_not_exist=False))
-        builder.finalize(f"{name}.idx")
-    return dictionaries
 
 
 def save_model(path: Path, data: Path, **options: Any) -> Path:
     """A checkpoint of a model with random weights, and its data in the folder ``data``."""
-    options = {"task": "translation", **SMALL, **TWO_BLOCKS, **options}
-    if options["task"] == "translation":
-        source, target = write_data(data, ["en", "de"], "test.en-de.{}", "dict.{}.txt").values()
-        options |= {"source_lang": "en", "target_lang": "de"}
-    else:
-        source = target = write_data(data, ["en"], "test", "dict.txt")["en"]
-        options |= {"tokens_per_sample": 8}
+    options = {"task": "translation", "source_lang": "en", "target_lang": "de", **SMALL, **SIZES, **KERNELS, **options}
+    data.mkdir()
+    write_corpus(data)
+    if options["task"] == "language_modeling":
+        del options["source_lang"], options["target_lang"]
+        options["tokens_per_sample"] = 16
+        shutil.copy(data / "dict.en.txt", data / "dict.txt")
+        for end in ("bin", "idx"):
+            shutil.copy(data / f"valid.en-de.en.{end}", data / f"valid.{end}")
     args = Namespace(**options, criterion="cross_entropy", data="where it was trained")
     ARCH_CONFIG_REGISTRY[args.arch](args)
-    task = Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=target)
+    words = Dictionary.load(str(data / "dict.en.txt"))
+    task = Namespace(source_dictionary=words, target_dictionary=words, dictionary=words, output_dictionary=words)
     torch.manual_seed(1)
     model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()  # kernels as LightConv's begin are all but the same
-    history = [{"criterion_name": "c", "optimizer_name": "o", "lr_scheduler_state": {}, "num_updates": 1}]
-    torch.save({"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}, path)
-    return path
+    return save(path, model, args)
 
 
 def convolve(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
@@ -105,7 +76,7 @@ def test_convolving_with_the_drawn_kernels_gives_what_the_model_computes(options
     for module in model.modules():
         if hasattr(module, "kernels"):
             module.register_forward_hook(lambda m, inputs, out: seen.append((m, inputs[0], out)))
-    kernels = kernels_of(model, read_line(task, tmp_path / "data", "test", 1))
+    kernels = kernels_of(model, read_line(task, tmp_path / "data", "valid", 1))
     sides = ["decoder"] * 2 if "lm" in options["arch"] else ["encoder", "encoder", "decoder", "decoder"]
     assert [(k.side, k.layer) for k in kernels] == [(side, n % 2 + 1) for n, side in enumerate(sides)]
     for (module, x, out), each in zip(seen, kernels, strict=True):
@@ -119,7 +90,7 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
     save_model(model, data, **MODELS["mixed"])
 
     def run(*more: str) -> str:
-        options = ["--model", model, "--data", data, "--out", out, *more]
+        options = ["--model", model, "--data", data, "--out", out, "--subset", "valid", *more]
         monkeypatch.setattr("sys.argv", ["conv_weights.py", *map(str, options)])
         main()
         return capsys.readouterr().out
@@ -128,8 +99,8 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert re.search(r"^decoder 2: [-+]\d \(0\.\d\d\)(, [-+]\d \(0\.\d\d\)){3}$", said, re.MULTILINE)
     for options, sentence in (
-        (["--line", "3"], "line 3 of test.en-de.en: it has the lines 1 to 2"),
-        (["--line", "1", "--subset", "valid"], "no subset `valid`"),
+        (["--line", "21"], "line 21 of valid.en-de.en: it has the lines 1 to 20"),
+        (["--line", "1", "--subset", "test"], "no subset `test`"),
     ):
         with pytest.raises(UserError, match=sentence):
             run(*options)
@@ -139,4 +110,4 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
     plain = save_model(tmp_path / "plain.pt", tmp_path / "plain", arch="transformer")
     read, task = read_model(plain, tmp_path / "plain")
     with pytest.raises(UserError, match="no kernels to show"):
-        kernels_of(read, read_line(task, tmp_path / "plain", "test", 1))
+        kernels_of(read, read_line(task, tmp_path / "plain", "valid", 1))

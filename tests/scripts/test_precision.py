@@ -26,10 +26,6 @@ from scripts.pipeline.config import Config, load_config
 CPU, GPU, OLD_GPU = Devices(gpu=False, count=1), Devices(gpu=True, count=1, bf16=True), Devices(gpu=True, count=1)
 
 
-def take(asked: str, devices: Devices) -> PrecisionChoice:
-    return take_precision(asked, devices, {}, auto_on_gpu="fp16")
-
-
 @pytest.fixture(autouse=True)
 def _units(monkeypatch):
     """A processor that has fast units."""
@@ -39,14 +35,35 @@ def _units(monkeypatch):
         monkeypatch.setattr(precision, name, lambda: None)
 
 
-def test_precisions_that_devices_have():
-    for devices in (GPU, OLD_GPU):  # the paper's fp16 stays fp16
-        for asked in ("fp16", "fp32"):
-            assert take(asked, devices) == PrecisionChoice(asked)
-        assert take("auto", devices).precision == "fp16"
-    assert take("bf16", GPU) == PrecisionChoice("bf16")
+NO_LIBRARY, SLOW = "its library could not be compiled", "its units are slow"
+FAST = "auto takes bf16: this processor has fast units for it"
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "lacking", "slower", "taken"),
+    [
+        ("fp16", GPU, None, None, ("fp16",)),  # the paper's fp16 stays fp16
+        ("fp32", GPU, None, None, ("fp32",)),
+        ("bf16", GPU, None, None, ("bf16",)),
+        ("auto", OLD_GPU, None, None, ("fp16", "auto is fp16 on a GPU")),
+        ("fp16", CPU, None, None, ("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")),
+        ("bf16", CPU, None, SLOW, ("bf16",)),
+        ("auto", CPU, None, None, ("bf16", FAST)),
+        ("auto", CPU, None, SLOW, ("fp32", f"auto takes fp32: {SLOW}")),
+        ("bf16", CPU, NO_LIBRARY, NO_LIBRARY, ("fp32", f"bf16 takes fp32: {NO_LIBRARY}")),
+        ("auto", CPU, NO_LIBRARY, NO_LIBRARY, ("fp32", f"auto takes fp32: {NO_LIBRARY}")),
+    ],
+)
+def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, lacking, slower, taken):
+    monkeypatch.setattr(precision, "bf16_unsupported_reason", lambda: lacking)
+    monkeypatch.setattr(precision, "bf16_slower_reason", lambda: slower)
+    assert take_precision(asked, devices, {}, auto_on_gpu="fp16") == PrecisionChoice(*taken)
+
+
+def test_what_several_machines_and_a_search_take():
+    several = Devices(gpu=False, count=1, nodes=2, rendezvous="a:1")
+    assert take_precision("auto", several, {}, auto_on_gpu="fp16").precision == "fp32"
     assert take_search_precision("auto", GPU, {}) == PrecisionChoice("fp32", "auto is fp32 on a GPU")
-    assert take("fp16", CPU) == PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
     check_precision("fp16", gpu=True)
     check_precision("bf16", gpu=False)
 
@@ -59,22 +76,6 @@ def test_precisions_that_devices_do_not_have():
         check_precision("fp16", gpu=False)
     with pytest.raises(UserError, match="on a GPU fairseq generates in fp32 or fp16"):
         take_search_precision("bf16", GPU, {})
-
-
-def test_a_processor_without_the_units_computes_in_float32(monkeypatch):
-    for name in ("bf16_unsupported_reason", "bf16_slower_reason"):
-        monkeypatch.setattr(precision, name, lambda: "its library could not be compiled")
-    for asked in ("bf16", "auto"):
-        assert take(asked, CPU) == PrecisionChoice("fp32", f"{asked} takes fp32: its library could not be compiled")
-
-
-def test_auto_on_a_cpu_goes_by_the_processor(monkeypatch):
-    assert take("bf16", CPU) == PrecisionChoice("bf16")
-    assert take("auto", CPU) == PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it")
-    assert take("auto", Devices(gpu=False, count=1, nodes=2, rendezvous="a:1")).precision == "fp32"
-    monkeypatch.setattr(precision, "bf16_slower_reason", lambda: "its units are slow")
-    assert take("auto", CPU) == PrecisionChoice("fp32", "auto takes fp32: its units are slow")
-    assert take("bf16", CPU) == PrecisionChoice("bf16")
 
 
 @pytest.mark.parametrize(

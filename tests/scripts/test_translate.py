@@ -165,18 +165,6 @@ def test_a_line_is_answered_before_the_next_one_is_there(work):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("redirect", "message"),
-    [("<&-", "standard input is closed"), (">&-", "standard output is closed"), ("> /dev/full", "No space left")],
-)
-def test_streams_that_are_of_no_use_are_said(work, redirect, message):
-    line = f"echo one. | {sys.executable} -m scripts.translate {work} {redirect}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {message}")
-
-
-@pytest.mark.slow
 def test_the_plugin_is_told_the_precision_as_it_is_loaded(work, monkeypatch):
     monkeypatch.setenv(VARIABLE, "of the shell")
     told = []
