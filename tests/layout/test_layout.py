@@ -39,11 +39,11 @@ LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 11_500,
-    "lightconv_plugin": 18_600,
-    "data_prep": 5_850,
-    "scripts": 11_400,
-    "tests": 29_300,
+    "lightconv_plugin/ops": 10_400,
+    "lightconv_plugin": 17_400,
+    "data_prep": 5_650,
+    "scripts": 9_300,
+    "tests": 27_100,
 }
 # these name all operators: for users, and in the table of a vector width
 GATHERING = ("__init__.py", "vectors.cpp")
