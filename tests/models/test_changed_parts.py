@@ -292,8 +292,9 @@ WEIGHTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", WEIGHTS)
 @torch.no_grad()
 def test_weights_that_change_between_two_searches(name, precision):
-    built, batch = model(), sample(SOURCES)
+    batch = sample(SOURCES)
     with PRECISIONS[precision]():
+        built = model()
         _, ours = generators([built], max_len_b=8)
         found = ours.generate([], batch)
         for _ in range(2):
@@ -347,10 +348,11 @@ def peft():
 @torch.no_grad()
 def test_adapters_act_in_the_search(wrapped, precision, peft):
     """LoRA around the model, and injected into it; merged, it is the same model, and plain again."""
-    built, batch = model(), sample(SOURCES)
+    batch = sample(SOURCES)
     targets = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
     options = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
     with PRECISIONS[precision]():
+        built = model()
         _, ours = generators([built], max_len_b=8)
         plain = ours.generate([], batch)
         adapted = peft.get_peft_model(built, options) if wrapped else peft.inject_adapter_in_model(options, built)
