@@ -110,6 +110,14 @@ def vector(made: Any) -> None:
     around(made, lambda model, sample, loss, size, logged: (loss, size, logged | {"each": sample["target"].sum(1)}))
 
 
+def places(made: Any) -> None:
+    around(made, lambda model, sample, loss, size, logged: (loss, size, logged | {"n": sample["target"].numel()}))
+
+
+def accuracy(made: Any) -> None:
+    made.get_criterion().report_accuracy = True
+
+
 def logs_aside(made: Any) -> None:
     def change(model: Any, sample: Any, *results: Any) -> Any:
         metrics.log_scalar("aside", 1)
@@ -185,7 +193,7 @@ def lost_word(made: Any) -> None:
 def repeated(made: Any) -> None:
     own = made._lightconv_captured.updates
     launch = own._launch
-    own._launch = lambda *args: (launch(*args), launch(*args))
+    own._launch = lambda *args, **how: (launch(*args, **how), launch(*args, **how))
 
 
 def lost_scale(made: Any) -> None:
@@ -203,6 +211,8 @@ AT_FIRST: dict[str, tuple[Change, str]] = {
     "a buffer that is replaced": (replaced, "layers.1.ffn.seen is 0, expected 2"),
     "a count in Python": (counted, r"layers.1.ffn.calls was \d+ and is \d+"),
     "a log of a vector": (vector, r"gives each of shape \(\d+,\), expected one number"),
+    "a log of a padded number": (places, r"logged n is \d+, expected \d+"),
+    "a number that the host asks for": (accuracy, "a number is asked for during a capture"),  # on a GPU: a wait
     "a log of its own": (logs_aside, "aside is logged by a forward pass"),
 }
 # at the second epoch
