@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightconv_plugin.ops.fused import update as ending
+
 ALIGNMENT = 64  # numbers: every parameter begins where matrix products are fastest
+# the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
+SCALER = {
+    "loss_scale": "loss_scale",
+    "iteration": "_iter",
+    "last_overflow": "_last_overflow_iter",
+    "last_rescale": "_last_rescale_iter",
+    "overflows": "_overflows_since_rescale",
+}
 
 
 class FlatModel:
@@ -99,3 +109,14 @@ class FlatModel:
         for master, _ in self._masters():
             if self.param is not self.weight:
                 master.grad = torch.zeros_like(master)
+
+
+def settings_of(trainer: Any) -> ending.Settings:
+    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
+    (group,), scaler = trainer.optimizer.param_groups, getattr(trainer.optimizer, "scaler", None)
+    found: dict[str, Any] = {name: group[name] for name in ("eps", "weight_decay")}
+    found |= {"betas": tuple(group["betas"]), "clip": float(trainer.cfg.optimization.clip_norm)}
+    if scaler is not None:
+        found |= {"tolerance": scaler.tolerance, "least": scaler.threshold or 0.0}
+        found |= {"lowest": scaler.min_loss_scale, "window": scaler.scale_window}
+    return ending.Settings(scaled=scaler is not None, **found)

@@ -21,11 +21,6 @@ class Padding(NamedTuple):
     left_target: bool = False
 
 
-def places(shape: Shape) -> int:
-    """Return how many words a batch of this shape has room for."""
-    return shape[0] * sum(shape[1:])
-
-
 def plan(sizes: np.ndarray, most: int = MOST) -> list[Shape]:
     """Lengths of both sides, the fewest places first, in one of which each sentence pair fits with little padding.
 
@@ -60,10 +55,7 @@ def batch_in_few_shapes(dataset: Any) -> Any:
     original = dataset.batch_by_size
 
     def batch_by_size(
-        indices: Any,
-        max_tokens: int | None = None,
-        max_sentences: int | None = None,
-        required_batch_size_multiple: int = 1,
+        indices: Any, max_tokens: Any = None, max_sentences: Any = None, required_batch_size_multiple: int = 1
     ) -> Any:
         dataset.few_shapes, batches = [], []
         left, multiple = np.asarray(indices), required_batch_size_multiple
@@ -84,9 +76,9 @@ def batch_in_few_shapes(dataset: Any) -> Any:
 
 
 def fit(shapes: Iterable[Shape], batch: Shape) -> Shape | None:
-    """The shape that holds a batch with the fewest places; None if none does."""
+    """The smallest shape that holds a batch; None if none does."""
     holding = [shape for shape in shapes if all(a >= b for a, b in zip(shape, batch, strict=True))]
-    return min(holding, key=places, default=None)
+    return min(holding, key=room, default=None)
 
 
 def fields(shape: Shape) -> dict[str, Shape]:
@@ -104,9 +96,9 @@ def room(shape: Shape) -> int:
 
 
 def unpack(packed: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """Views of a packed batch (room(shape),), int64, by name."""
+    """Views of a packed batch, int64, of room(shape) numbers or more, by name."""
     known = fields(shape)
-    parts = packed.split([math.prod(dims) for dims in known.values()])
+    parts = packed[: room(shape)].split([math.prod(dims) for dims in known.values()])
     return {name: part.view(dims) for (name, dims), part in zip(known.items(), parts, strict=True)}
 
 

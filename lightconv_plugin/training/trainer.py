@@ -26,9 +26,9 @@ from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.comparison import changes, compare, constants
-from lightconv_plugin.training.flat import FlatModel
+from lightconv_plugin.training.flat import SCALER, FlatModel, settings_of
 from lightconv_plugin.training.shapes import Padding
-from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, CannotCapture, Updates
+from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, CannotCapture, Numbers, Updates
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | N
         return captured
     known.pop("_lightconv_captured", None)  # two would take the memory of both
     try:
-        if captured and (changed := changes(captured.constants, constants_of(trainer))):
+        if captured and (changed := changes(captured.constants, constants(trainer))):
             logger.info("--cuda-graphs: graphs are captured anew: %s", changed)
             captured.release()
             captured = None
@@ -139,7 +139,6 @@ def refuse(trainer: Any) -> None:
     cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
     adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.param_groups) == 1
-    steps = [getattr(getattr(task, name), "__func__", None) for name in ("train_step", "optimizer_step")]
     params = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
     ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
     refusals = {
@@ -149,8 +148,8 @@ def refuse(trainer: Any) -> None:
         "--ddp-backend slowmo is given": ddp == "slowmo",
         # each process would stop by a clock of its own
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
-        f"{type(task).__name__} makes updates in a way of its own": steps
-        != [FairseqTask.train_step, FairseqTask.optimizer_step],
+        f"{type(task).__name__} has an optimizer_step of its own": type(task).optimizer_step
+        is not FairseqTask.optimizer_step,
         f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
         "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) > 1,
     }
@@ -183,7 +182,6 @@ class CapturedTraining:
     def __init__(self, trainer: Any, samples: list[Any], *, capture: bool = True) -> None:
         self.trainer, cfg = trainer, trainer.cfg
         # read once, since every look into a configuration takes as long as launching some kernels
-        self.seed, self.folder = cfg.common.seed, cfg.checkpoint.save_dir
         self.last = cfg.optimization.max_update or float("inf")
         intervals = (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
         self.intervals = [every for every in (cfg.common.log_interval, *intervals) if every > 0]
@@ -198,12 +196,13 @@ class CapturedTraining:
         padding, processes = Padding(words.pad(), words.eos(), *left), trainer.data_parallel_world_size
         # of an epoch, or of these batches where a dataset does not tell its lengths
         known = getattr(dataset, "few_shapes", None) or map(shapes.shape_of, filter(None, samples))
-        planned = sorted(set(known), key=shapes.places, reverse=True)
-        self.updates = Updates(model, criterion, padding, device, planned, capture=capture, processes=processes)
+        planned = sorted(set(known), key=shapes.room, reverse=True)
+        self.updates = Updates(model, criterion, padding, planned, capture=capture, processes=processes)
         self.rates: dict[int, float] = {}
         self.proven = False
-        self.constants = constants_of(trainer)
-        flat, self.scaler = FlatModel(trainer.optimizer, self.updates.reached), scaler_of(trainer)
+        self.constants = constants(trainer)
+        flat = FlatModel(trainer.optimizer, self.updates.reached)
+        self.scaler = getattr(trainer.optimizer, "scaler", None)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if self.scaler:
             control |= {name: float(getattr(self.scaler, attribute)) for name, attribute in SCALER.items()}
@@ -226,7 +225,7 @@ class CapturedTraining:
         with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
             try:
                 refuse(self.trainer)
-                compare(self.trainer, self.updates, [sample for sample in samples if sample], self._set_seed)
+                compare(self.trainer, self.updates, [sample for sample in samples if sample])
             except Exception as error:
                 problem = error
         if self.updates.processes > 1:
@@ -247,15 +246,14 @@ class CapturedTraining:
     def train_step(self, samples: list[Any]) -> dict[str, Any] | None:
         """As fairseq's. What it logs is of updates that the device has made."""
         trainer = self.trainer
-        self._set_seed()
+        trainer._set_seed()
         metrics.log_start_time("train_wall", priority=800, round=0)
-        batches = [sample or None for sample in samples]
         now = trainer.get_num_updates()
         rate = trainer.optimizer.get_lr()
         self.rates[now] = rate
         rates = [self.rates.get(now - skipped, rate) for skipped in range(LEAD + 1)]
         self.rates.pop(now - LEAD - 1, None)
-        self.updates.update(batches, rates)
+        self.updates.update([sample or None for sample in samples], rates)
         trainer.set_num_updates(now + 1)
         logged: dict[str, Any] | None = {}
         for made in self.updates.made(0 if self._is_looked_at() else LEAD):
@@ -267,22 +265,13 @@ class CapturedTraining:
         metrics.log_stop_time("train_wall")
         return logged
 
-    def _set_seed(self) -> None:
-        """As fairseq's. PyTorch's own notes for each kind of device that is not there who asked, which takes 0.7 ms."""
-        seed = self.seed + self.trainer.get_num_updates()
-        torch.default_generator.manual_seed(seed)
-        if self.trainer.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
     def _is_looked_at(self) -> bool:
         """True if fairseq logs, validates, saves or ends after the update that has just begun."""
         now, epoch = self.trainer.get_num_updates(), vars(self.trainer).get("_lightconv_epoch")
         ends = epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
         return ends or now >= self.last or any(now % every == 0 for every in self.intervals)
 
-    def _take(
-        self, sums: dict[str, float], outcome: dict[str, float], control: dict[str, float]
-    ) -> dict[str, Any] | None:
+    def _take(self, sums: Numbers, outcome: Numbers, control: Numbers) -> dict[str, Any] | None:
         """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
         trainer = self.trainer
         for name, attribute in SCALER.items() if self.scaler else ():
@@ -299,7 +288,7 @@ class CapturedTraining:
         trainer.set_num_updates(trainer.get_num_updates() - len(self.updates.waiting))  # which have changed nothing
         self.updates.waiting.clear()
         what = f"gradients overflow at a loss scale of {scale}" if self.scaler else "the gradient is not finite"
-        path = f"{self.folder}/crash.pt"
+        path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
         trainer.consolidate_optimizer()
         trainer.save_checkpoint(path, {})
         raise FloatingPointError(
@@ -313,41 +302,3 @@ class CapturedTraining:
         for made in self.updates.made(0):
             self._take(*made)
         self.updates.export()
-
-
-def constants_of(trainer: Any) -> dict[str, Any]:
-    """All that graphs hold for ever, by name."""
-    return constants(trainer) | vars(settings_of(trainer))
-
-
-def settings_of(trainer: Any) -> ending.Settings:
-    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
-    (group,), scaler = trainer.optimizer.param_groups, scaler_of(trainer)
-    scale = (
-        {
-            "tolerance": scaler.tolerance,
-            "least": scaler.threshold or 0.0,
-            "lowest": scaler.min_loss_scale,
-            "window": scaler.scale_window,
-        }
-        if scaler
-        else {}
-    )
-    clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
-    own = {"betas": betas, "eps": group["eps"], "weight_decay": group["weight_decay"]}
-    return ending.Settings(scaled=scaler is not None, clip=clip, **own, **scale)
-
-
-def scaler_of(trainer: Any) -> Any:
-    """fairseq's scaler of losses in float16; None in other types."""
-    return getattr(trainer.optimizer, "scaler", None)
-
-
-# the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
-SCALER = {
-    "loss_scale": "loss_scale",
-    "iteration": "_iter",
-    "last_overflow": "_last_overflow_iter",
-    "last_rescale": "_last_rescale_iter",
-    "overflows": "_overflows_since_rescale",
-}

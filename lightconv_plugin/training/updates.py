@@ -4,6 +4,7 @@ Nothing in an update waits for the device: learning rate, loss scale, counters a
 there from pinned memory, and what is logged is read a few updates later.
 """
 
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,8 @@ SAMPLE_SIZE = "the sample size"  # by which a criterion has the gradient divided
 COUNTS = 2  # at the head of a packed batch: its words and its sentences
 ORDERS = 2 + LEAD  # then, as float64, what ``ending.decide`` is told
 HEAD = COUNTS + ORDERS
+
+Numbers = dict[str, float]  # of an update, by name
 
 
 class CannotCapture(Exception):
@@ -63,17 +66,10 @@ class Updates:
     """
 
     def __init__(
-        self,
-        model: Any,
-        criterion: Any,
-        padding: Padding,
-        device: torch.device,
-        planned: list[Shape],
-        *,
-        capture: bool,
-        processes: int = 1,
+        self, model: Any, criterion: Any, padding: Padding, planned: list[Shape], *, capture: bool, processes: int = 1
     ) -> None:
-        self.model, self.criterion, self.padding, self.device = model, criterion, padding, device
+        self.model, self.criterion, self.padding = model, criterion, padding
+        self.device = device = next(model.parameters()).device
         self.capture, self.processes = capture, processes
         self.on_gpu = device.type == "cuda"
         self.modules: list[nn.Module] = [*model.modules(), *criterion.modules()]
@@ -105,7 +101,8 @@ class Updates:
             longest = self._blank((2, *self._longest))
             self._compute(longest)
             if self.capture:  # the host must not wait: here this raises, and a capture would not recover from it
-                torch.cuda.set_sync_debug_mode("error")
+                with warnings.catch_warnings(action="ignore"):  # that the mode is young
+                    torch.cuda.set_sync_debug_mode("error")
                 try:
                     self._compute(longest)
                 finally:
@@ -130,7 +127,7 @@ class Updates:
         self._totals = torch.zeros(1 + len(self.keys), dtype=torch.float64, device=self.device)
         self._zeros, self._minus = torch.zeros_like(self._totals), -torch.ones_like(self._totals)
         self._record = torch.cat([self._totals, self._outcome, self._control])
-        self._rest: Any = None
+        self._rest = self._finish
         if self.capture:
             self._pool = torch.cuda.graph_pool_handle()
             with self.aside():
@@ -162,14 +159,6 @@ class Updates:
     def _compute(self, sample: dict[str, Any], sums: list[Tensor] | None = None) -> Tensor:
         """Add the gradients of the scaled loss to ``sums``, by parameter; return the numbers to be summed up."""
         sums = list(map(torch.zeros_like, self._params)) if sums is None else sums
-        loss, numbers = self._loss(sample)
-        gradients = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
-        found = {at: gradient.contiguous() for at, gradient in enumerate(gradients) if gradient is not None}
-        self.reached = {self._params[at] for at in found}
-        torch._foreach_add_([sums[at] for at in found], list(found.values()))
-        return numbers
-
-    def _loss(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         self.model.train()  # as fairseq before every update
         self.criterion.train()
         with _WithPadding():
@@ -177,7 +166,11 @@ class Updates:
         self.keys = sorted(logged)
         given = {SAMPLE_SIZE: sample_size} | {name: logged[name] for name in self.keys}
         numbers = [self._number(name, number, len(sample["target"])) for name, number in given.items()]
-        return loss, torch.stack(numbers)
+        gradients = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
+        found = {at: gradient.contiguous() for at, gradient in enumerate(gradients) if gradient is not None}
+        self.reached = {self._params[at] for at in found}
+        torch._foreach_add_([sums[at] for at in found], list(found.values()))
+        return torch.stack(numbers)
 
     def _number(self, name: str, number: Any, sentences: int) -> Tensor:
         """A number of the criterion's, in float64 on the device; Python's number of sentences is the batch's own."""
@@ -208,19 +201,16 @@ class Updates:
             torch.div(self._zeros, applied, out=self._totals)
 
     def _captured(self, work: Any) -> Any:
-        """A graph of a function without arguments, which has been called before."""
+        """Capture a function without arguments, which has been called before; return what replays it."""
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         with self.aside(), uncollected(), capture:
             work()
-        return graph
-
-    def _sample(self, packed: Tensor, shape: Shape) -> dict[str, Any]:
-        return shapes.as_sample(packed[HEAD : HEAD + shapes.room(shape)], shape, self._counts)
+        return graph.replay
 
     def _graph_of(self, shape: Shape) -> Any:
         if shape not in self._graphs:
-            sample = self._sample(self._packed, shape)
+            sample = shapes.as_sample(self._packed[HEAD:], shape, self._counts)
             with self.aside():
                 self._compute(sample)
             self._graphs[shape] = self._captured(lambda: self._add(sample))
@@ -242,15 +232,10 @@ class Updates:
             self.flat.grad.div_(self.processes)
             distributed.all_reduce(self.flat.grad)
             distributed.all_reduce(self._totals)
-        if self._rest is None:
-            self._finish()
-        else:
-            self._rest.replay()
+        self._rest()
         numbers = torch.empty(len(self._record), dtype=torch.float64, pin_memory=self.on_gpu)
         numbers.copy_(self._record, non_blocking=True)
-        event = torch.cuda.Event() if self.on_gpu else None
-        if event is not None:
-            event.record()
+        event = torch.cuda.current_stream(self.device).record_event() if self.on_gpu else None
         self.waiting.append((event, numbers))
 
     def _launch(self, samples: list[Any], rates: list[float], *, graphs: bool = True, wider: int = 0) -> None:
@@ -263,9 +248,9 @@ class Updates:
             padded = (sentences + wider, *(max(length, min(length + wider, most)) for length, most in limits))
             there = self._send(sample, padded, rates)
             if graphs and shape and self.capture:
-                self._graph_of(shape).replay()
+                self._graph_of(shape)()
             else:
-                self._add(self._sample(there, padded))
+                self._add(shapes.as_sample(there[HEAD:], padded, self._counts))
 
     def tried(self, samples: list[Any], scale: float, **how: Any) -> tuple[Tensor, list[Tensor]]:
         """Return what an update would begin with: the criterion's numbers, and gradients by parameter.
@@ -290,9 +275,8 @@ class Updates:
         # PyTorch gives pinned memory to nobody else before it has been copied
         stage = torch.empty(size, dtype=torch.int64, pin_memory=self.on_gpu)
         stage[:COUNTS] = torch.tensor((0, 0) if sample is None else (sample["ntokens"], len(sample["target"])))
-        stage[COUNTS:HEAD].view(torch.float64).copy_(
-            torch.tensor([float(self._known_skips), *rates], dtype=torch.float64)
-        )
+        orders = torch.tensor([float(self._known_skips), *rates], dtype=torch.float64)
+        stage[COUNTS:HEAD] = orders.view(torch.int64)
         shapes.pack(sample, stage[HEAD:], shape, self.padding)
         fits = size <= len(self._packed)
         there = self._packed[:size] if fits else self._packed.new_empty(size)
@@ -305,7 +289,7 @@ class Updates:
         """Write parameters and moments into fairseq's optimizer; waits for the device."""
         self.flat.export(int(self._control[ending.CONTROL.index("steps")].item()))
 
-    def made(self, ahead: int) -> Iterator[list[dict[str, float]]]:
+    def made(self, ahead: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
         """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way.
 
         Each is the sample size and the criterion's logging output, summed over all batches and processes; then outcome
@@ -319,4 +303,4 @@ class Updates:
             names = ([SAMPLE_SIZE, *self.keys], ending.OUTCOME, ending.CONTROL)
             sums, outcome, control = (dict(zip(each, left, strict=False)) for each in names)
             self._known_skips = int(control["skipped"])
-            yield [sums, outcome, control]
+            yield sums, outcome, control

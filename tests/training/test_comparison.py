@@ -19,7 +19,8 @@ from torch import nn
 
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import trainer
-from lightconv_plugin.training.trainer import captured_training, settings_of
+from lightconv_plugin.training.flat import settings_of
+from lightconv_plugin.training.trainer import captured_training
 from scripts.fairseq_io.models import training_arguments, translation
 from tests.tape import tape  # noqa: F401  a fixture
 from tests.training.runs import NO_DROPOUT, NO_DROPPED_WEIGHTS, RECIPE, SIZE, TYPES, batches, begin, parameters, train
@@ -170,7 +171,16 @@ def counted(made: Any) -> None:
 
 
 def seed(made: Any) -> None:
-    made._lightconv_captured._set_seed = lambda: torch.manual_seed(100)
+    """In graphs alone."""
+    own = made._lightconv_captured.updates
+    launch = own._launch
+
+    def seeded(*args: Any, **how: Any) -> None:
+        if how["graphs"]:
+            torch.manual_seed(100)
+        launch(*args, **how)
+
+    own._launch = seeded
 
 
 def lost_gradient(made: Any) -> None:
