@@ -5,7 +5,7 @@ batch as it is. Hence two comparisons. Without dropout, what graphs were capture
 must give what fairseq's ``train_step`` gives. With dropout, graphs must give what they were captured from.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from fairseq import metrics
 from torch import Tensor, nn
 
+from lightconv_plugin.training.flat import settings_of
 from lightconv_plugin.training.updates import SAMPLE_SIZE, CannotCapture, Updates
 
 # share of its norm by which a gradient may differ where sums are made in another order; other results by a fifth
@@ -26,25 +27,24 @@ NORM, LOGGED, GRADIENT = "the norm", "the logged ", "the gradient of "
 Pass = dict[str, Tensor]  # what comes of one: numbers, gradients, buffers; by their names for the log
 
 
-def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]], seed: Callable[[], None]) -> None:
+def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> None:
     """Make an update of some batches as fairseq does and as graphs do. Parameters, buffers, random numbers stay.
 
     Args:
         samples: none, where this process has no batch.
-        seed: prepares the random numbers of an update by graphs.
 
     Raises:
         CannotCapture: they differ; the message says in what, and by how much.
     """
     if not samples:
         return
-    before, seed_of_fairseq = constants(trainer), trainer._set_seed
+    before = constants(trainer)
     scale = trainer.optimizer.scaler.loss_scale if getattr(trainer.optimizer, "scaler", None) else LEAST_SCALE
     while True:
         with _without_dropout(updates.modules):
             fairseqs = _by_fairseq(trainer, updates, samples, scale)
-            padded = _by_updates(trainer, updates, samples, scale, seed_of_fairseq, graphs=False, wider=1)
-        called = _by_updates(trainer, updates, samples, scale, seed_of_fairseq, graphs=False)
+            padded = _by_updates(trainer, updates, samples, scale, graphs=False, wider=1)
+        called = _by_updates(trainer, updates, samples, scale, graphs=False)
         if all(each[NORM].isfinite() for each in (fairseqs, padded, called)):
             break
         scale /= 2  # as fairseq after an overflow
@@ -52,12 +52,12 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]], seed:
             raise CannotCapture("gradients are not finite")
     if moved := changes(before, constants(trainer)):
         raise CannotCapture(f"an update changes what a graph holds for ever: {moved}")
-    graphs = _by_updates(trainer, updates, samples, scale, seed, graphs=True)
+    graphs = _by_updates(trainer, updates, samples, scale, graphs=True)
     whole = {name for name, tensor in fairseqs.items() if not tensor.is_floating_point()}
     tolerance = TOLERANCES[updates.flat.weight.dtype]
     found = differences(padded, fairseqs, tolerance, whole) or differences(graphs, called, tolerance, whole)
     if found:
-        raise CannotCapture(f"an update by graphs is not fairseq's: {_some(found)}")
+        raise CannotCapture(f"an update by graphs is not fairseq's: {'; '.join(found[:SHOWN])}")
     logged = {name: graphs[LOGGED + name].item() for name in updates.keys}
     trainer._reduce_and_log_stats([logged], graphs[SAMPLE_SIZE].item(), graphs[NORM].float())
 
@@ -87,8 +87,8 @@ def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str
 
 
 def constants(trainer: Any) -> dict[str, Any]:
-    """What graphs hold for ever of the model and the criterion: plain attributes, and what has gradients; by name."""
-    found = {}
+    """What graphs hold for ever, by name: attributes of modules, what has gradients, and the optimizer's settings."""
+    found = dict(vars(settings_of(trainer)))
     for part in (trainer.get_model(), trainer.get_criterion()):
         part.train()  # as fairseq before every update
     for name, module in _modules(trainer):
@@ -103,12 +103,7 @@ def constants(trainer: Any) -> dict[str, Any]:
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Name what has changed, with both values; empty where nothing has."""
     names = [name for name in before | now if before.get(name) != now.get(name)]
-    return _some([f"{name} was {before.get(name)} and is {now.get(name)}" for name in names])
-
-
-def _some(sentences: list[str]) -> str:
-    more = len(sentences) - SHOWN
-    return "; ".join(sentences[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names[:SHOWN])
 
 
 def _modules(trainer: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -141,12 +136,10 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
         return _pass(trainer, found, gradients, scale)
 
 
-def _by_updates(
-    trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float, seed: Callable[[], None], **how: Any
-) -> Pass:
+def _by_updates(trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float, **how: Any) -> Pass:
     """Padded batches, see ``Updates.tried``."""
     with updates.aside():
-        seed()
+        trainer._set_seed()
         numbers, gradients = updates.tried(samples, scale, **how)
         names = [SAMPLE_SIZE, *(LOGGED + name for name in updates.keys)]
         found = dict(zip(names, numbers.cpu().unbind(), strict=True))

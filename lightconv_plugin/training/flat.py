@@ -6,7 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightconv_plugin.ops.fused import update as ending
+
 ALIGNMENT = 64  # numbers: every parameter begins where matrix products are fastest
+# the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
+SCALER = {
+    "loss_scale": "loss_scale",
+    "iteration": "_iter",
+    "last_overflow": "_last_overflow_iter",
+    "last_rescale": "_last_rescale_iter",
+    "overflows": "_overflows_since_rescale",
+}
 
 
 class FlatModel:
@@ -65,17 +75,13 @@ class FlatModel:
 
     @torch.no_grad()
     def _fill(self) -> None:
-        state = self._optimizer.optimizer.state
         for master, which in self._masters():
-            of_state = state.get(master) or {}
-            moments = {name: of_state.get(name) for name in ("exp_avg", "exp_avg_sq")}
-            for name, source in {"param": master.data, **moments}.items():
-                if source is None:
-                    continue
-                parts = self.views(getattr(self, name))[which]
-                for part, piece in zip(parts, source.flatten().split([p.numel() for p in parts]), strict=True):
-                    part.copy_(piece.view_as(part))
-            state.pop(master, None)
+            own = self._optimizer.optimizer.state.pop(master, {})
+            for name in ("param", "exp_avg", "exp_avg_sq"):
+                source = master.data if name == "param" else own.get(name)
+                if source is not None:
+                    parts = [part.view(-1) for part in self.views(getattr(self, name))[which]]
+                    torch._foreach_copy_(parts, source.flatten().split([part.numel() for part in parts]))
         for param, view in zip(self.params, self.views(self.weight), strict=True):
             view.copy_(param.data)
             param.data, param.grad = view, None
@@ -86,25 +92,31 @@ class FlatModel:
     @torch.no_grad()
     def export(self, steps: int) -> None:
         """Write parameters and moments, after ``steps`` of Adam's, into fairseq's optimizer."""
-        state = self._optimizer.optimizer.state
         for master, which in self._masters():
-            flat = which == slice(None)
 
-            def joined(buffer: Tensor, which: slice = which, flat: bool = flat) -> Tensor:
+            def as_master(buffer: Tensor, which: slice = which) -> Tensor:
                 parts = self.views(buffer)[which]
-                return torch.cat([part.flatten() for part in parts]) if flat else parts[0]
+                return torch.cat([part.flatten() for part in parts]) if which == slice(None) else parts[0]
 
             if self.param is not self.weight:
-                master.data = joined(self.param)
+                master.data = as_master(self.param)
             if steps:
-                state[master] = {
-                    "step": steps,
-                    "exp_avg": joined(self.exp_avg),
-                    "exp_avg_sq": joined(self.exp_avg_sq),
-                }
+                moments = {"exp_avg": as_master(self.exp_avg), "exp_avg_sq": as_master(self.exp_avg_sq)}
+                self._optimizer.optimizer.state[master] = {"step": steps, **moments}
 
     def release(self) -> None:
         """Give fairseq's optimizer, after an ``export``, back the memory of its gradients."""
         for master, _ in self._masters():
             if self.param is not self.weight:
                 master.grad = torch.zeros_like(master)
+
+
+def settings_of(trainer: Any) -> ending.Settings:
+    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
+    (group,), scaler = trainer.optimizer.param_groups, getattr(trainer.optimizer, "scaler", None)
+    found: dict[str, Any] = {name: group[name] for name in ("eps", "weight_decay")}
+    found |= {"betas": tuple(group["betas"]), "clip": float(trainer.cfg.optimization.clip_norm)}
+    if scaler is not None:
+        found |= {"tolerance": scaler.tolerance, "least": scaler.threshold or 0.0}
+        found |= {"lowest": scaler.min_loss_scale, "window": scaler.scale_window}
+    return ending.Settings(scaled=scaler is not None, **found)

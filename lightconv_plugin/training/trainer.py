@@ -15,7 +15,6 @@ from fairseq import metrics
 from fairseq.dataclass.configs import OptimizationConfig
 from fairseq.dataclass.initialize import hydra_init
 from fairseq.models import BaseFairseqModel, FairseqEncoder
-from fairseq.modules import LayerDropModuleList
 from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
@@ -27,9 +26,9 @@ from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.comparison import changes, compare, constants
-from lightconv_plugin.training.flat import FlatModel
+from lightconv_plugin.training.flat import SCALER, FlatModel, settings_of
 from lightconv_plugin.training.shapes import Padding
-from lightconv_plugin.training.updates import LEAD, CannotCapture, Updates
+from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, CannotCapture, Numbers, Updates
 
 logger = logging.getLogger(__name__)
 
@@ -64,17 +63,15 @@ def capture_updates() -> None:
     def in_few_shapes(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
         task = self.task
 
-        def get_batch_iterator(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            if "batch_by_size" not in vars(dataset):
-                shapes.batch_in_few_shapes(dataset)
-            return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
+        def dataset(subset: str) -> Any:
+            return shapes.batch_in_few_shapes(type(task).dataset(task, subset))
 
         if getattr(self.cfg.optimization, OPTION, False):
-            task.get_batch_iterator = get_batch_iterator
+            task.dataset = dataset
         try:
             self._lightconv_epoch = original(self, *args, **kwargs)
         finally:
-            vars(task).pop("get_batch_iterator", None)
+            vars(task).pop("dataset", None)
         return self._lightconv_epoch
 
     @shim(Trainer, "begin_epoch")
@@ -115,7 +112,7 @@ def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | N
         return captured
     known.pop("_lightconv_captured", None)  # two would take the memory of both
     try:
-        if captured and (changed := changes(captured.constants, constants_of(trainer))):
+        if captured and (changed := changes(captured.constants, constants(trainer))):
             logger.info("--cuda-graphs: graphs are captured anew: %s", changed)
             captured.release()
             captured = None
@@ -142,22 +139,19 @@ def refuse(trainer: Any) -> None:
     cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
     adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.param_groups) == 1
-    steps = [getattr(getattr(task, name), "__func__", None) for name in ("train_step", "optimizer_step")]
     params = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
     ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
     refusals = {
         f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
         "--quantization-config-path is given": trainer.quantizer is not None,
         "--store-ema is given": cfg.ema.store_ema,
-        "--model-parallel-size is given": cfg.common.model_parallel_size > 1,
-        f"--ddp-backend {ddp} is given": ddp in ("fully_sharded", "slowmo"),
+        "--ddp-backend slowmo is given": ddp == "slowmo",
         # each process would stop by a clock of its own
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
-        f"{type(task).__name__} makes updates in a way of its own": steps
-        != [FairseqTask.train_step, FairseqTask.optimizer_step],
+        f"{type(task).__name__} has an optimizer_step of its own": type(task).optimizer_step
+        is not FairseqTask.optimizer_step,
         f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
         "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) > 1,
-        "parameters in 16 bits are frozen": inner is not optimizer and not all(p.requires_grad for p in params),
     }
     owners = [("PyTorch", nn.modules.module), ("the optimizer", inner.optimizer)]
     for part in (trainer.get_model(), criterion):
@@ -167,7 +161,6 @@ def refuse(trainer: Any) -> None:
         refusals |= {
             f"{name} has hooks, which a graph would call once": any(type(h).__name__ != "WeightNorm" for h in hooks),
             f"{name} changes with the number of updates": getattr(type(owner), "set_num_updates", None) not in SAME,
-            f"{name} leaves out layers at random (LayerDrop)": isinstance(owner, LayerDropModuleList),
         }
     if reason := next((sentence for sentence, holds in refusals.items() if holds), None):
         raise CannotCapture(reason)
@@ -188,33 +181,31 @@ class CapturedTraining:
 
     def __init__(self, trainer: Any, samples: list[Any], *, capture: bool = True) -> None:
         self.trainer, cfg = trainer, trainer.cfg
-        # every look into a configuration takes as long as launching some kernels
-        self.common, self.checkpoint, self.dataset, self.optimization = (
-            cfg[name] for name in ("common", "checkpoint", "dataset", "optimization")
-        )
+        # read once, since every look into a configuration takes as long as launching some kernels
+        self.last = cfg.optimization.max_update or float("inf")
+        intervals = (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
+        self.intervals = [every for every in (cfg.common.log_interval, *intervals) if every > 0]
         device, model, criterion = trainer.device, trainer.get_model(), trainer.get_criterion()
         if capture and device.type != "cuda":
             raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
         refuse(trainer)
         if capture and (missing := library.load() or library.cuda_unusable()):
             raise CannotCapture(missing)
-        words, epoch = trainer.task.target_dictionary, vars(trainer).get("_lightconv_epoch")
-        dataset = getattr(epoch, "dataset", None)
+        words, dataset = trainer.task.target_dictionary, getattr(vars(trainer).get("_lightconv_epoch"), "dataset", None)
         left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
         padding, processes = Padding(words.pad(), words.eos(), *left), trainer.data_parallel_world_size
-        self.updates = Updates(model, criterion, padding, device, capture=capture, processes=processes)
+        # of an epoch, or of these batches where a dataset does not tell its lengths
+        known = getattr(dataset, "few_shapes", None) or map(shapes.shape_of, filter(None, samples))
+        planned = sorted(set(known), key=shapes.room, reverse=True)
+        self.updates = Updates(model, criterion, padding, planned, capture=capture, processes=processes)
         self.rates: dict[int, float] = {}
         self.proven = False
-        # of an epoch, or of these batches where a dataset does not tell its lengths
-        counted = shapes.shapes_of(dataset, getattr(epoch, "frozen_batches", ()))
-        planned = sorted(counted or set(map(shapes.shape_of, filter(None, samples))), key=shapes.places, reverse=True)
-        logger.info("--cuda-graphs: %d batches in %d shapes, up to %s", counted.total(), len(planned), planned[0])
-        self.updates.prepare(planned)
-        self.constants = constants_of(trainer)
-        flat, scaler = FlatModel(trainer.optimizer, self.updates.reached), getattr(trainer.optimizer, "scaler", None)
+        self.constants = constants(trainer)
+        flat = FlatModel(trainer.optimizer, self.updates.reached)
+        self.scaler = getattr(trainer.optimizer, "scaler", None)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
-        if scaler is not None:
-            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
+        if self.scaler:
+            control |= {name: float(getattr(self.scaler, attribute)) for name, attribute in SCALER.items()}
         # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
         trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
         try:
@@ -234,7 +225,7 @@ class CapturedTraining:
         with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
             try:
                 refuse(self.trainer)
-                compare(self.trainer, self.updates, [sample for sample in samples if sample], self._set_seed)
+                compare(self.trainer, self.updates, [sample for sample in samples if sample])
             except Exception as error:
                 problem = error
         if self.updates.processes > 1:
@@ -255,69 +246,49 @@ class CapturedTraining:
     def train_step(self, samples: list[Any]) -> dict[str, Any] | None:
         """As fairseq's. What it logs is of updates that the device has made."""
         trainer = self.trainer
-        self._set_seed()
+        trainer._set_seed()
         metrics.log_start_time("train_wall", priority=800, round=0)
-        batches = [sample or None for sample in samples]
         now = trainer.get_num_updates()
         rate = trainer.optimizer.get_lr()
         self.rates[now] = rate
         rates = [self.rates.get(now - skipped, rate) for skipped in range(LEAD + 1)]
         self.rates.pop(now - LEAD - 1, None)
-        self.updates.update(batches, rates)
+        self.updates.update([sample or None for sample in samples], rates)
         trainer.set_num_updates(now + 1)
         logged: dict[str, Any] | None = {}
         for made in self.updates.made(0 if self._is_looked_at() else LEAD):
             logged = self._take(*made)
-        if scaler := getattr(trainer.optimizer, "scaler", None):
-            metrics.log_scalar("loss_scale", scaler.loss_scale, priority=700, round=4, weight=0)
+        if self.scaler:
+            metrics.log_scalar("loss_scale", self.scaler.loss_scale, priority=700, round=4, weight=0)
         if self.updates.uncaptured:
             metrics.log_scalar("uncaptured", self.updates.uncaptured, priority=710, weight=0)
         metrics.log_stop_time("train_wall")
         return logged
 
-    def _set_seed(self) -> None:
-        """As fairseq's. PyTorch's own notes for each kind of device that is not there who asked, which takes 0.7 ms."""
-        seed = self.common.seed + self.trainer.get_num_updates()
-        torch.default_generator.manual_seed(seed)
-        if self.trainer.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
     def _is_looked_at(self) -> bool:
         """True if fairseq logs, validates, saves or ends after the update that has just begun."""
-        now = self.trainer.get_num_updates()
-        every = (
-            self.common.log_interval,
-            self.checkpoint.save_interval_updates,
-            self.dataset.validate_interval_updates,
-        )
-        epoch = self.trainer.__dict__.get("_lightconv_epoch")
-        return (
-            any(interval > 0 and now % interval == 0 for interval in every)
-            or now >= (self.optimization.max_update or float("inf"))
-            or (epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch())
-        )
+        now, epoch = self.trainer.get_num_updates(), vars(self.trainer).get("_lightconv_epoch")
+        ends = epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
+        return ends or now >= self.last or any(now % every == 0 for every in self.intervals)
 
-    def _take(
-        self, sums: dict[str, float], size: float, outcome: dict[str, float], control: dict[str, float]
-    ) -> dict[str, Any] | None:
+    def _take(self, sums: Numbers, outcome: Numbers, control: Numbers) -> dict[str, Any] | None:
         """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
         trainer = self.trainer
-        scaler = getattr(trainer.optimizer, "scaler", None)
-        if scaler is not None:
-            for name, attribute in SCALER.items():
-                setattr(scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
+        for name, attribute in SCALER.items() if self.scaler else ():
+            setattr(self.scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
         if outcome["applied"]:
-            logged: dict[str, Any] = trainer._reduce_and_log_stats([sums], size, torch.tensor(outcome["norm"]))
+            size, norm = sums.pop(SAMPLE_SIZE), torch.tensor(outcome["norm"])
+            logged: dict[str, Any] = trainer._reduce_and_log_stats([sums], size, norm)
             return logged
         trainer.set_num_updates(trainer.get_num_updates() - 1)
         scale = control["loss_scale"]
-        if scaler is not None and not outcome["floor"]:
+        if self.scaler and not outcome["floor"]:
             logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", scale)
             return None
         trainer.set_num_updates(trainer.get_num_updates() - len(self.updates.waiting))  # which have changed nothing
         self.updates.waiting.clear()
-        what = "the gradient is not finite" if scaler is None else f"gradients overflow at a loss scale of {scale}"
-        path = f"{self.checkpoint.save_dir}/crash.pt"
+        what = f"gradients overflow at a loss scale of {scale}" if self.scaler else "the gradient is not finite"
+        path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
         trainer.consolidate_optimizer()
         trainer.save_checkpoint(path, {})
         raise FloatingPointError(
@@ -331,34 +302,3 @@ class CapturedTraining:
         for made in self.updates.made(0):
             self._take(*made)
         self.updates.export()
-
-
-def constants_of(trainer: Any) -> dict[str, Any]:
-    """All that graphs hold for ever, by name."""
-    return constants(trainer) | vars(settings_of(trainer))
-
-
-def settings_of(trainer: Any) -> ending.Settings:
-    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
-    optimizer = trainer.optimizer
-    (group,), scaler = optimizer.param_groups, getattr(optimizer, "scaler", None)
-    scale: dict[str, Any] = {"scaled": scaler is not None}
-    if scaler is not None:
-        scale |= {
-            "tolerance": scaler.tolerance,
-            "least": scaler.threshold or 0.0,
-            "lowest": scaler.min_loss_scale,
-            "window": scaler.scale_window,
-        }
-    clip, betas = float(trainer.cfg.optimization.clip_norm), tuple(group["betas"])
-    return ending.Settings(clip=clip, betas=betas, eps=group["eps"], weight_decay=group["weight_decay"], **scale)
-
-
-# the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
-SCALER = {
-    "loss_scale": "loss_scale",
-    "iteration": "_iter",
-    "last_overflow": "_last_overflow_iter",
-    "last_rescale": "_last_rescale_iter",
-    "overflows": "_overflows_since_rescale",
-}

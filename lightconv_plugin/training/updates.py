@@ -4,7 +4,6 @@ Nothing in an update waits for the device: learning rate, loss scale, counters a
 there from pinned memory, and what is logged is read a few updates later.
 """
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -26,8 +25,9 @@ LEAD = 3  # updates that the host may be ahead of the device
 SAMPLE_SIZE = "the sample size"  # by which a criterion has the gradient divided
 COUNTS = 2  # at the head of a packed batch: its words and its sentences
 ORDERS = 2 + LEAD  # then, as float64, what ``ending.decide`` is told
-HEAD = -(-(COUNTS + ORDERS) // 2) * 2
-STAGES = 8  # packed batches on their way to the device
+HEAD = COUNTS + ORDERS
+
+Numbers = dict[str, float]  # of an update, by name
 
 
 class CannotCapture(Exception):
@@ -53,99 +53,89 @@ class Updates:
 
     Args:
         model, criterion: fairseq's, not wrapped.
+        planned: shapes of the batches to come, the largest first.
         processes: that train together; their gradients are averaged.
 
     Attributes:
         keys: names of what the criterion logs, sorted.
-        reached: the parameters that a loss has gradients of, once updates are prepared.
+        reached: the parameters that a loss has gradients of.
+        waiting: of each update that may be under way, an event after it, and where its numbers come to lie.
 
     Raises:
-        CannotCapture: (from ``prepare``) something in an update waits for the device, or a graph could not follow it.
+        CannotCapture: something in an update waits for the device, or a graph could not follow it.
     """
 
     def __init__(
-        self,
-        model: Any,
-        criterion: Any,
-        padding: Padding,
-        device: torch.device,
-        *,
-        capture: bool,
-        processes: int = 1,
+        self, model: Any, criterion: Any, padding: Padding, planned: list[Shape], *, capture: bool, processes: int = 1
     ) -> None:
-        self.model, self.criterion, self.padding, self.device = model, criterion, padding, device
+        self.model, self.criterion, self.padding = model, criterion, padding
+        self.device = device = next(model.parameters()).device
         self.capture, self.processes = capture, processes
+        self.on_gpu = device.type == "cuda"
         self.modules: list[nn.Module] = [*model.modules(), *criterion.modules()]
-        self.reached: set[Tensor] = set()
-        self.shapes: list[Shape] = []
+        self.shapes = planned
         self.uncaptured = 0
+        self.waiting: deque[tuple[Any, Tensor]] = deque()
         self._graphs: dict[Shape, Any] = {}
         self._kept: list[Tensor] = []
-        self.waiting: deque[tuple[Any, Tensor]] = deque()
         self._known_skips = 0
-        self._launched = 0
-        self.keys: list[str] = []
-        self._of_host: dict[str, set[tuple[int, float]]] = {}
-
-    def prepare(self, planned: list[Shape]) -> None:
-        """Try an update on the largest shapes, and learn what the criterion logs; no parameter changes."""
-        self.shapes = planned
-        largest = tuple(max(sizes) for sizes in zip(*planned, strict=True))
         size = HEAD + max(map(shapes.room, planned))
-        self._packed = torch.zeros(size, dtype=torch.int64, device=self.device)
+        self._packed = torch.zeros(size, dtype=torch.int64, device=device)
         self._counts = self._packed[:COUNTS]
-        self._orders = self._packed[COUNTS : COUNTS + ORDERS].view(torch.float64)
-        self._params = [p for part in (self.model, self.criterion) for p in part.parameters() if p.requires_grad]
-        self._scale = torch.ones((), device=self.device)
-        on_gpu = self.device.type == "cuda"
-        self._stages: deque[tuple[Tensor, Any]] = deque(
-            (torch.zeros(size, dtype=torch.int64, pin_memory=on_gpu), torch.cuda.Event() if on_gpu else None)
-            for _ in range(STAGES)
-        )
-        self._stream = torch.cuda.Stream(self.device) if self.capture else None
-        # what models keep from one batch to the next, such as a table of positions, must not grow later
-        long = (3 if planned[0][0] == 2 else 2, *largest[1:])
+        self._orders = self._packed[COUNTS:HEAD].view(torch.float64)
+        self._params = [p for part in (model, criterion) for p in part.parameters() if p.requires_grad]
+        self._scale = torch.ones((), device=device)
+        self._stream = torch.cuda.Stream(device) if capture else None
+        self._try_largest()
+
+    def _try_largest(self) -> None:
+        """Try the forward and backward pass, and learn what the criterion logs."""
         with self.aside():
             if self.capture:
                 with library.compiled_together():
-                    for _, *lengths in planned:
+                    for _, *lengths in self.shapes:
                         self._compute(self._blank((2, *lengths)))
             drawn = torch.get_rng_state()
-            self._compute(self._blank(long))
-            trial = self._blank(planned[0])
-            self._compute(trial)
-            with _no_waits() if self.capture else nullcontext():
-                self._compute(trial)
-            if self.capture and on_gpu and not torch.equal(drawn, torch.get_rng_state()):
+            # what models keep from one batch to the next, such as a table of positions, must not grow later
+            _, *self._longest = map(max, zip(*self.shapes, strict=True))
+            longest = self._blank((2, *self._longest))
+            self._compute(longest)
+            if self.capture:  # the host must not wait: here this raises, and a capture would not recover from it
+                with warnings.catch_warnings(action="ignore"):  # that the mode is young
+                    torch.cuda.set_sync_debug_mode("error")
+                try:
+                    self._compute(longest)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+            if self.capture and self.on_gpu and not torch.equal(drawn, torch.get_rng_state()):
                 raise CannotCapture("random numbers are drawn on the host, which a graph would keep")
 
     def _blank(self, shape: Shape) -> dict[str, Any]:
         packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
         shapes.pack(None, packed, shape, self.padding)
-        return shapes.as_sample(shapes.unpack(packed.to(self.device), shape), self._counts)
+        return shapes.as_sample(packed.to(self.device), shape, self._counts)
 
     def begin(self, flat: FlatModel, settings: ending.Settings, control: dict[str, float]) -> None:
         """Take the model's buffers, and the numbers of ``ending.CONTROL`` to begin with; then updates may be made."""
         self.flat, self._settings = flat, settings
         self._params, self._grads = flat.params, flat.grads
-        numbers = [control[name] for name in ending.CONTROL]
-        self._control = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        numbers = torch.tensor([control[name] for name in ending.CONTROL], dtype=torch.float64, device=self.device)
+        self._control = numbers.clone()
         self._scale = self._control[0]
         self._outcome = torch.zeros(len(ending.OUTCOME), dtype=torch.float64, device=self.device)
         self._vector = settings.vector(self.device)
         self._totals = torch.zeros(1 + len(self.keys), dtype=torch.float64, device=self.device)
-        count = len(self._totals) + len(self._outcome) + len(self._control)
-        self._record = torch.zeros(count, dtype=torch.float64, device=self.device)
         self._zeros, self._minus = torch.zeros_like(self._totals), -torch.ones_like(self._totals)
-        on_gpu = self.device.type == "cuda"
-        self._slots = [
-            (torch.cuda.Event() if on_gpu else None, torch.zeros(count, dtype=torch.float64, pin_memory=on_gpu))
-            for _ in range(LEAD + 1)
-        ]
-        self._rest: Any = None
+        self._record = torch.cat([self._totals, self._outcome, self._control])
+        self._rest = self._finish
         if self.capture:
             self._pool = torch.cuda.graph_pool_handle()
-            self._rest = self._captured(self._finish, self._without_effect)
+            with self.aside():
+                flat.grad.fill_(torch.nan)  # an update that is skipped
+                self._finish()
+            self._control.copy_(numbers)
+            self._totals.zero_()
+            self._rest = self._captured(self._finish)
             self._graph_of(self.shapes[0])
 
     @contextmanager
@@ -153,36 +143,22 @@ class Updates:
         """Work on the stream on which graphs are captured, with random numbers and buffers left as they were."""
         found = [(module._buffers, *each) for module in self.modules for each in module._buffers.items()]
         buffers = [(own, name, buffer, buffer.clone()) for own, name, buffer in found if buffer is not None]
-        stream, host = self._stream, torch.get_rng_state()
-        if stream is not None:
-            state = torch.cuda.get_rng_state(self.device)
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-        try:
-            with torch.cuda.stream(stream) if stream is not None else nullcontext():
+        stream, devices = self._stream, [self.device] if self._stream and self.on_gpu else []
+        outside: Any = torch.cuda.current_stream(self.device) if stream else None
+        with torch.random.fork_rng(devices), torch.cuda.stream(stream) if stream else nullcontext():
+            if stream:
+                stream.wait_stream(outside)
+            try:
                 yield
-        finally:
-            if stream is not None:
-                torch.cuda.current_stream(self.device).wait_stream(stream)
-                torch.cuda.set_rng_state(state, self.device)
-            torch.set_rng_state(host)
-            for own, name, buffer, before in buffers:
-                own[name] = buffer.copy_(before)
+            finally:
+                for own, name, buffer, before in buffers:
+                    own[name] = buffer.copy_(before)
+                if stream:
+                    outside.wait_stream(stream)
 
     def _compute(self, sample: dict[str, Any], sums: list[Tensor] | None = None) -> Tensor:
-        """Add the gradients of the scaled loss to ``sums``, by parameter; the numbers to be summed up, in float64.
-
-        Raises:
-            CannotCapture: the criterion gives a number of Python's that a graph would keep for ever.
-        """
+        """Add the gradients of the scaled loss to ``sums``, by parameter; return the numbers to be summed up."""
         sums = list(map(torch.zeros_like, self._params)) if sums is None else sums
-        loss, numbers = self._loss(sample)
-        found = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
-        pairs = [(mine, grad) for mine, grad in zip(sums, found, strict=True) if grad is not None]
-        self.reached = {param for param, grad in zip(self._params, found, strict=True) if grad is not None}
-        torch._foreach_add_(*map(list, zip(*((mine, grad.contiguous()) for mine, grad in pairs), strict=True)))
-        return numbers
-
-    def _loss(self, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         self.model.train()  # as fairseq before every update
         self.criterion.train()
         with _WithPadding():
@@ -190,22 +166,20 @@ class Updates:
         self.keys = sorted(logged)
         given = {SAMPLE_SIZE: sample_size} | {name: logged[name] for name in self.keys}
         numbers = [self._number(name, number, len(sample["target"])) for name, number in given.items()]
-        return loss, torch.stack([number.detach().double().reshape(()) for number in numbers])
+        gradients = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
+        found = {at: gradient.contiguous() for at, gradient in enumerate(gradients) if gradient is not None}
+        self.reached = {self._params[at] for at in found}
+        torch._foreach_add_([sums[at] for at in found], list(found.values()))
+        return torch.stack(numbers)
 
     def _number(self, name: str, number: Any, sentences: int) -> Tensor:
-        """A number of the criterion's on the device; Python's must be that of the sentences, or always the same."""
-        giver = type(self.criterion).__name__
-        if torch.is_tensor(number):
-            if number.numel() != 1:
-                raise CannotCapture(f"{giver} gives {name} of shape {tuple(number.shape)}, expected one number")
-            return number
-        seen = self._of_host.setdefault(name, set())
-        seen.add((sentences, number))
-        if all(number == sentences for sentences, number in seen):
-            return self._counts[1]
-        if len({number for _, number in seen}) > 1:
-            raise CannotCapture(f"{giver} gives {name} as a number of Python's, {number}, which a graph cannot follow")
-        return torch.full((), number, dtype=torch.float64, device=self.device)
+        """A number of the criterion's, in float64 on the device; Python's number of sentences is the batch's own."""
+        if not torch.is_tensor(number):
+            own = number == sentences
+            number = self._counts[1] if own else torch.full((), number, dtype=torch.float64, device=self.device)
+        if number.numel() != 1:
+            raise CannotCapture(f"the criterion gives {name} of shape {tuple(number.shape)}, expected one number")
+        return number.detach().double().reshape(())
 
     def _add(self, sample: dict[str, Any]) -> None:
         self._totals.add_(self._compute(sample, self._grads))
@@ -226,30 +200,20 @@ class Updates:
         else:
             torch.div(self._zeros, applied, out=self._totals)
 
-    def _without_effect(self) -> None:
-        """``_finish`` on a gradient that is no number, which is skipped."""
-        before = self._control.clone()
-        self.flat.grad[0] = torch.nan
-        self._finish()
-        self._control.copy_(before)
-        self._totals.zero_()
-
-    def _captured(self, work: Any, rehearse: Any) -> Any:
+    def _captured(self, work: Any) -> Any:
+        """Capture a function without arguments, which has been called before; return what replays it."""
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        with self.aside():
-            rehearse()
         with self.aside(), uncollected(), capture:
             work()
-        return graph
-
-    def _sample(self, packed: Tensor, shape: Shape) -> dict[str, Any]:
-        return shapes.as_sample(shapes.unpack(packed[HEAD : HEAD + shapes.room(shape)], shape), self._counts)
+        return graph.replay
 
     def _graph_of(self, shape: Shape) -> Any:
         if shape not in self._graphs:
-            sample = self._sample(self._packed, shape)
-            self._graphs[shape] = self._captured(lambda: self._add(sample), lambda: self._compute(sample))
+            sample = shapes.as_sample(self._packed[HEAD:], shape, self._counts)
+            with self.aside():
+                self._compute(sample)
+            self._graphs[shape] = self._captured(lambda: self._add(sample))
             # a model may replace what it keeps, in validation too; the graph goes on reading it
             for module in self.modules:
                 own = (*vars(module).values(), *module.buffers(recurse=False))
@@ -268,110 +232,75 @@ class Updates:
             self.flat.grad.div_(self.processes)
             distributed.all_reduce(self.flat.grad)
             distributed.all_reduce(self._totals)
-        if self._rest is None:
-            self._finish()
-        else:
-            self._rest.replay()
-        event, slot = self._slots[self._launched % len(self._slots)]
-        self._launched += 1
-        slot.copy_(self._record, non_blocking=True)
-        if event is not None:
-            event.record()
-        self.waiting.append((event, slot))
+        self._rest()
+        numbers = torch.empty(len(self._record), dtype=torch.float64, pin_memory=self.on_gpu)
+        numbers.copy_(self._record, non_blocking=True)
+        event = torch.cuda.current_stream(self.device).record_event() if self.on_gpu else None
+        self.waiting.append((event, numbers))
 
-    def _launch(self, samples: list[dict[str, Any] | None], rates: list[float]) -> None:
+    def _launch(self, samples: list[Any], rates: list[float], *, graphs: bool = True, wider: int = 0) -> None:
         for sample in samples:
             own = self.shapes[-1] if sample is None else shapes.shape_of(sample)
             shape = shapes.fit(self.shapes, own)
-            self.uncaptured += shape is None
-            packed = self._send(sample, shape or own, rates)
-            if shape and self.capture:
-                self._graph_of(shape).replay()
+            self.uncaptured += graphs and shape is None
+            sentences, *lengths = shape or own
+            limits = zip(lengths, self._longest, strict=True)
+            padded = (sentences + wider, *(max(length, min(length + wider, most)) for length, most in limits))
+            there = self._send(sample, padded, rates)
+            if graphs and shape and self.capture:
+                self._graph_of(shape)()
             else:
-                self._add(self._sample(packed, shape or own))
+                self._add(shapes.as_sample(there[HEAD:], padded, self._counts))
 
-    def tried(self, samples: list[Any], scale: float, *, graphs: bool, wider: int = 0) -> tuple[Tensor, list[Tensor]]:
+    def tried(self, samples: list[Any], scale: float, **how: Any) -> tuple[Tensor, list[Tensor]]:
         """Return what an update would begin with: the criterion's numbers, and gradients by parameter.
 
         Args:
             scale: of the loss.
-            graphs: replay them; else what they were captured from is called.
-            wider: sentences and words to pad to beyond a graph's shape, as far as the model has positions.
+            how: ``graphs``: replay them, else what they were captured from is called; ``wider``: sentences and words
+                to pad to beyond a graph's shape, none longer than the longest.
         """
-        kept, uncaptured, rates = self._scale.clone(), self.uncaptured, [0.0] * (LEAD + 1)
+        kept = self._scale.clone()
         self._scale.fill_(scale)
-        if graphs:
-            self._launch(samples, rates)
-        for sample in samples if not graphs else ():
-            own = shapes.shape_of(sample)
-            shape = self._wider(shapes.fit(self.shapes, own) or own, wider)
-            self._add(self._sample(self._send(sample, shape, rates), shape))
+        self._launch(samples, [0.0] * (LEAD + 1), **how)
         found = self._totals.clone(), self.flat.views(self.flat.grad.clone())
         self._totals.zero_()
         self.flat.grad.zero_()
         self._scale.copy_(kept)
-        self.uncaptured = uncaptured
         return found
-
-    def _wider(self, shape: Shape, places: int) -> Shape:
-        most = self.model.max_positions()
-        limits = most if isinstance(most, tuple) else (most,) * (len(shape) - 1)
-        lengths = (max(n, min(n + places, limit or math.inf)) for n, limit in zip(shape[1:], limits, strict=True))
-        return (shape[0] + places, *map(int, lengths))
 
     def _send(self, sample: dict[str, Any] | None, shape: Shape, rates: list[float]) -> Tensor:
         """Copy a batch and its numbers to the device; returns where the batch is there, after a head."""
         size = HEAD + shapes.room(shape)
-        if size > len(self._packed):
-            stage, event, there = torch.zeros(size, dtype=torch.int64), None, self._packed.new_zeros(size)
-        else:
-            stage, event = self._stages[0]
-            self._stages.rotate(-1)
-            if event is not None:
-                event.synchronize()  # of a copy eight batches ago
-            there = self._packed
-        stage[0], stage[1] = (0, 0) if sample is None else (sample["ntokens"], len(sample["target"]))
-        orders = stage[COUNTS : COUNTS + ORDERS].view(torch.float64)
-        orders.copy_(torch.tensor([float(self._known_skips), *rates], dtype=torch.float64))
-        shapes.pack(sample, stage[HEAD:size], shape, self.padding)
-        there[:size].copy_(stage[:size], non_blocking=True)
-        if there is not self._packed:
+        # PyTorch gives pinned memory to nobody else before it has been copied
+        stage = torch.empty(size, dtype=torch.int64, pin_memory=self.on_gpu)
+        stage[:COUNTS] = torch.tensor((0, 0) if sample is None else (sample["ntokens"], len(sample["target"])))
+        orders = torch.tensor([float(self._known_skips), *rates], dtype=torch.float64)
+        stage[COUNTS:HEAD] = orders.view(torch.int64)
+        shapes.pack(sample, stage[HEAD:], shape, self.padding)
+        fits = size <= len(self._packed)
+        there = self._packed[:size] if fits else self._packed.new_empty(size)
+        there.copy_(stage, non_blocking=True)
+        if not fits:
             self._packed[:HEAD].copy_(there[:HEAD])
-        elif event is not None:
-            event.record()
         return there
 
     def export(self) -> None:
         """Write parameters and moments into fairseq's optimizer; waits for the device."""
         self.flat.export(int(self._control[ending.CONTROL.index("steps")].item()))
 
-    def made(self, ahead: int) -> Iterator[tuple[dict[str, float], float, dict[str, float], dict[str, float]]]:
+    def made(self, ahead: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
         """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way.
 
-        Each is the criterion's logging output, summed over the batches (and over all processes), the sample size by
-        which the gradient was divided, and outcome and control, see ``ops.fused.update``, as the update left them.
+        Each is the sample size and the criterion's logging output, summed over all batches and processes; then outcome
+        and control, see ``ops.fused.update``, as the update left them.
         """
         while len(self.waiting) > ahead:
-            event, slot = self.waiting.popleft()
+            event, numbers = self.waiting.popleft()
             if event is not None:
                 event.synchronize()
-            numbers = slot.tolist()
-            total, logged = numbers[0], numbers[1 : 1 + len(self.keys)]
-            rest = numbers[1 + len(self.keys) :]
-            outcome = dict(zip(ending.OUTCOME, rest, strict=False))
-            control = dict(zip(ending.CONTROL, rest[len(ending.OUTCOME) :], strict=True))
+            left = iter(numbers.tolist())
+            names = ([SAMPLE_SIZE, *self.keys], ending.OUTCOME, ending.CONTROL)
+            sums, outcome, control = (dict(zip(each, left, strict=False)) for each in names)
             self._known_skips = int(control["skipped"])
-            yield dict(zip(self.keys, logged, strict=True)), total, outcome, control
-
-
-@contextmanager
-def _no_waits() -> Iterator[None]:
-    """Have PyTorch raise where the host would wait for the device, before a capture does, which would not recover."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is young
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+            yield sums, outcome, control

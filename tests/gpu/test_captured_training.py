@@ -104,8 +104,7 @@ def test_overflows_that_the_host_learns_late(device):
     flags = ["--fp16", "--fp16-init-scale", str(2**22), "--fp16-scale-window", "4"]
     ends = []
     for interval in (1, 1000):
-        trainer = begin(True, device, *flags)
-        trainer.cfg.common.log_interval = interval
+        trainer = begin(True, device, *flags, "--log-interval", str(interval))
         metrics.reset()
         for sample in batches(24):
             trainer.train_step([sample])

@@ -24,6 +24,7 @@ RECIPE = [
     "--optimizer", "adam", "--lr", "3e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "5",
     "--clip-norm", "1", "--criterion", "pla_label_smoothed_cross_entropy", "--label-smoothing", "0.1",
     "--max-tokens", "400", "--log-format", "none", "--share-all-embeddings", "--weight-decay", "0.01",
+    "--log-interval", "1",
 ]  # fmt: skip
 DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.1", "--weight-dropout", "0.1", "--input-dropout", "0.1"]
 NO_DROPOUT = ["--dropout", "0", "--attention-dropout", "0"]
@@ -77,7 +78,6 @@ def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
     run = Run(trainer)
     begun = "_lightconv_captured" in vars(trainer) and not trainer.cfg.optimization.cuda_graphs
     metrics.reset()
-    trainer.cfg.common.log_interval = 1
     for first in range(0, len(samples), update_freq):
         with metrics.aggregate("train_inner"):
             logged = trainer.train_step(samples[first : first + update_freq])

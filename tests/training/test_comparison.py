@@ -19,7 +19,8 @@ from torch import nn
 
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import trainer
-from lightconv_plugin.training.trainer import captured_training, settings_of
+from lightconv_plugin.training.flat import settings_of
+from lightconv_plugin.training.trainer import captured_training
 from scripts.fairseq_io.models import training_arguments, translation
 from tests.tape import tape  # noqa: F401  a fixture
 from tests.training.runs import NO_DROPOUT, NO_DROPPED_WEIGHTS, RECIPE, SIZE, TYPES, batches, begin, parameters, train
@@ -110,6 +111,14 @@ def vector(made: Any) -> None:
     around(made, lambda model, sample, loss, size, logged: (loss, size, logged | {"each": sample["target"].sum(1)}))
 
 
+def places(made: Any) -> None:
+    around(made, lambda model, sample, loss, size, logged: (loss, size, logged | {"n": sample["target"].numel()}))
+
+
+def accuracy(made: Any) -> None:
+    made.get_criterion().report_accuracy = True
+
+
 def logs_aside(made: Any) -> None:
     def change(model: Any, sample: Any, *results: Any) -> Any:
         metrics.log_scalar("aside", 1)
@@ -162,7 +171,16 @@ def counted(made: Any) -> None:
 
 
 def seed(made: Any) -> None:
-    made._lightconv_captured._set_seed = lambda: torch.manual_seed(100)
+    """In graphs alone."""
+    own = made._lightconv_captured.updates
+    launch = own._launch
+
+    def seeded(*args: Any, **how: Any) -> None:
+        if how["graphs"]:
+            torch.manual_seed(100)
+        launch(*args, **how)
+
+    own._launch = seeded
 
 
 def lost_gradient(made: Any) -> None:
@@ -185,7 +203,7 @@ def lost_word(made: Any) -> None:
 def repeated(made: Any) -> None:
     own = made._lightconv_captured.updates
     launch = own._launch
-    own._launch = lambda *args: (launch(*args), launch(*args))
+    own._launch = lambda *args, **how: (launch(*args, **how), launch(*args, **how))
 
 
 def lost_scale(made: Any) -> None:
@@ -203,6 +221,8 @@ AT_FIRST: dict[str, tuple[Change, str]] = {
     "a buffer that is replaced": (replaced, "layers.1.ffn.seen is 0, expected 2"),
     "a count in Python": (counted, r"layers.1.ffn.calls was \d+ and is \d+"),
     "a log of a vector": (vector, r"gives each of shape \(\d+,\), expected one number"),
+    "a log of a padded number": (places, r"logged n is \d+, expected \d+"),
+    "a number that the host asks for": (accuracy, "a number is asked for during a capture"),  # on a GPU: a wait
     "a log of its own": (logs_aside, "aside is logged by a forward pass"),
 }
 # at the second epoch

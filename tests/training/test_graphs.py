@@ -63,8 +63,7 @@ def test_updates(arch, graphs, monkeypatch):
 
 def test_the_last_update_is_waited_for():
     """Of others fairseq is told up to ``LEAD`` updates later."""
-    made = begin(True, CPU, "--max-update", "4")
-    made.cfg.common.log_interval = 1000
+    made = begin(True, CPU, "--max-update", "4", "--log-interval", "1000")
     told = [bool(made.train_step([sample])) for sample in batches(4)]
     assert told == [False, False, False, True]
     assert not made._lightconv_captured.updates.waiting

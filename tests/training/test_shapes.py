@@ -1,6 +1,5 @@
 """Few shapes for many batches, and batches padded to them."""
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +11,6 @@ from hypothesis import strategies as st
 from lightconv_plugin.training import shapes
 from tests.training.runs import batches, begin
 
-LONGEST = st.lists(st.integers(1, 30), min_size=1, max_size=40)
-
-
 SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=60)
 
 
@@ -22,28 +18,23 @@ SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, 
 def test_every_example_is_in_one_batch_that_fits_its_shape(sizes, most, tokens, sentences, multiple):
     dataset = SimpleNamespace(sizes=np.array(sizes), batch_by_size=None)
     shapes.batch_in_few_shapes(dataset)
-    batched = dataset.batch_by_size(np.arange(len(sizes)), tokens, sentences, multiple)
+    batched = dataset.batch_by_size(
+        np.arange(len(sizes)), max_tokens=tokens, max_sentences=sentences, required_batch_size_multiple=multiple
+    )
     assert sorted(np.concatenate(batched).tolist()) == list(range(len(sizes)))
-    assert shapes.shapes_of(dataset, batched).total() == len(batched)
+    for batch in batched:
+        assert shapes.fit(dataset.few_shapes, (len(batch), *dataset.sizes[batch].max(axis=0).tolist()))
     for shape in dataset.few_shapes:
         assert shape[0] * max(shape[1:]) <= tokens
         assert sentences is None or shape[0] <= sentences
 
 
-@given(LONGEST, st.integers(1, 5))
-def test_lengths_are_the_best_few(longest, most):
-    """No choice of as many lengths pads less."""
-    found = shapes.few_lengths(np.array(longest), most)
-
-    def padded(lengths):
-        return sum(min(length for length in lengths if length >= each) for each in longest)
-
+@given(SIZES, st.integers(1, 5))
+def test_shapes_are_few_and_each_holds_what_is_longest_in_it(sizes, most):
+    found = shapes.plan(np.array(sizes), most)
     assert 1 <= len(found) <= most
-    assert sorted({*found.tolist()}) == found.tolist()
-    assert found[-1] == max(longest)
-    known = sorted(set(longest))[:-1]
-    several = itertools.combinations(known, min(most - 1, len(known)))
-    assert padded(found.tolist()) == min(padded([*chosen, max(longest)]) for chosen in several)
+    assert all(shapes.fit([(1, *each) for each in found], (1, *size)) for size in sizes)
+    assert max(map(max, found)) == max(map(max, sizes))
 
 
 def pairs(count=40_000):
@@ -55,33 +46,31 @@ def pairs(count=40_000):
 
 
 def test_batches_have_few_shapes_and_little_padding():
-    """All examples once, in at most 32 shapes of at most 4,000 words a side; words fill more than 87% of them."""
+    """All examples once, in at most 32 shapes of at most 4,000 words a side; words fill 87% of them."""
     dataset = SimpleNamespace(sizes=pairs(), batch_by_size=None)
     shapes.batch_in_few_shapes(dataset)
     order = np.random.default_rng(2).permutation(len(dataset.sizes))[:-100]
     batched = dataset.batch_by_size(order, max_tokens=4000, required_batch_size_multiple=8)
     assert sorted(np.concatenate(batched).tolist()) == sorted(order.tolist())
-    counted = shapes.shapes_of(dataset, batched)
-    assert counted.total() == len(batched)
-    assert len(counted) <= 2 * shapes.MOST
-    assert all(shape[0] * max(shape[1:]) <= 4000 and shape[0] % 8 == 0 for shape in list(counted))
+    known = dataset.few_shapes
+    assert len(known) <= shapes.MOST
+    assert all(shape[0] * max(shape[1:]) <= 4000 and shape[0] % 8 == 0 for shape in known)
+    room = 0
     for batch in batched:
-        own = (len(batch), *dataset.sizes[batch].max(axis=0).tolist())
-        assert shapes.fit(counted, own) is not None
-    room = sum(count * shapes.places(shape) for shape, count in counted.items())
-    assert 0.87 < dataset.sizes[order].sum() / room < 1
+        shape = shapes.fit(known, (len(batch), *dataset.sizes[batch].max(axis=0).tolist()))
+        assert shape is not None
+        room += shape[0] * sum(shape[1:])
+    assert 0.865 < dataset.sizes[order].sum() / room < 1
     assert max(map(len, dataset.batch_by_size(order, max_tokens=4000, max_sentences=20))) == 20
 
 
-def test_a_sentence_that_fits_no_batch_is_left_to_fairseq():
+def test_what_fits_no_batch_and_lengths_that_are_not_told():
     dataset = SimpleNamespace(sizes=np.array([3, 70]), batch_by_size=lambda *_: "as fairseq does")
     shapes.batch_in_few_shapes(dataset)
     assert dataset.batch_by_size(np.arange(2), max_tokens=50) == "as fairseq does"
     assert [batch.tolist() for batch in dataset.batch_by_size(np.arange(2), max_tokens=70)] == [[0], [1]]
     silent = SimpleNamespace(batch_by_size=None)
-    shapes.batch_in_few_shapes(silent)
-    assert silent.batch_by_size is None
-    assert not shapes.shapes_of(silent, [[0]])
+    assert shapes.batch_in_few_shapes(silent).batch_by_size is None
     assert shapes.fit([(2, 3, 4), (1, 9, 9), (3, 3, 4)], (1, 3, 3)) == (2, 3, 4)
     assert shapes.fit([(2, 3, 4)], (3, 1, 1)) is None
 
@@ -119,7 +108,7 @@ def test_padding_and_empty_sentences_change_no_loss_and_no_gradient(arch):
         packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
         shapes.pack(sample, packed, shape, shapes.Padding(1, 2, True))
         counts = torch.tensor([sample["ntokens"], len(sample["target"])])
-        padded = shapes.as_sample(shapes.unpack(packed, shape), counts)
+        padded = shapes.as_sample(packed, shape, counts)
         loss, _, logged = criterion(model, padded)
         grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         results.append([loss.detach(), logged["nll_loss"], *(grad for grad in grads if grad is not None)])
