@@ -115,12 +115,12 @@ def _error(got: Tensor, expected: Tensor) -> float:
     return ((got.cpu().double() - expected).abs().max() / expected.abs().max()).item()
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     argparse.ArgumentParser(
         prog="python -m lightconv_plugin.info",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    ).parse_args(arguments)
     print("\n".join(versions()))
     try:
         print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")

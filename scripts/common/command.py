@@ -12,7 +12,7 @@ from scripts.common.process import interruptible
 from scripts.common.terminal import OUTPUT, make_streams_usable
 
 _NO_READER = 128 + 13  # the status of a program that SIGPIPE ends, as with `| head`
-INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
+_INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
 
 
 def argument_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -67,4 +67,4 @@ def run_command(main: Callable[[], None], *, unread: bool = True) -> None:
         sys.exit(f"error: {in_words(error)}")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(_INTERRUPTED)

@@ -1,6 +1,6 @@
 """scripts.reproduce with stand-ins for its stages: they note that they ran, and leave their facts behind.
 
-``python -m tests.scripts.stand_in FOLDER -m scripts.reproduce ...`` is a process of it, for runs that are killed.
+``python -m tests.scripts.stand_in FOLDER CONFIG ...`` is a process of it, for runs that are killed.
 """
 
 import io
@@ -22,8 +22,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
 from scripts.fairseq_io import devices
 from scripts.pipeline import pipeline
-from scripts.pipeline.config import load_config
-from scripts.pipeline.pipeline import Stage, digest_data, fingerprint
+from scripts.pipeline.pipeline import Stage
 from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce import run, select
 
@@ -51,12 +50,10 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {
 class Place:
     """A folder with a configuration, a dataset and what their runs leave behind."""
 
-    wild, broken, kept = 99, "", Path("/")  # of train_by_rate
-
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
-        self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
         self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": lambda words, _: select.main(words)}
+        self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
         for module in (dataset, stages):
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):
@@ -93,34 +90,28 @@ class Place:
     def ran(self) -> list[str]:
         return self.noted.read_text().split()
 
-    def note(self, text: str) -> None:
-        with open(self.noted, "a") as file:
-            file.write(text + "\n")
-
     def run(self, *arguments: str, **how: str) -> tuple[int, str, str]:
         """Run scripts.reproduce here: its status, and what it says."""
         self.noted.write_text("")
         self.how = how
-        out, err = io.StringIO(), io.StringIO()
+        status, out, err = 0, io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
-            status = self.reproduce([str(self.folder / "model.yaml"), *arguments])
+            try:
+                reproduce.main(self.words(*arguments))
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = 1
+            except SystemExit as exit:
+                status = int(exit.code or 0)
         return status, out.getvalue(), err.getvalue()
 
-    def reproduce(self, arguments: list[str]) -> int:
-        where = [] if any(word.startswith("--work") for word in arguments) else ["--work", str(self.folder / "work")]
-        try:
-            reproduce.main([*arguments, *where])
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        except SystemExit as exit:
-            return int(exit.code or 0)
-        return 0
+    def words(self, *arguments: str) -> list[str]:
+        """Return what scripts.reproduce is given."""
+        return [str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments]
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command of a process of it."""
-        module = [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), "-m", "scripts.reproduce"]
-        return [*module, str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments]
+        return [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), *self.words(*arguments)]
 
     def _check(self, config: Any, *flags: str) -> None:
         self.checked.append([*config.arguments[1:], *flags])
@@ -134,7 +125,8 @@ class Place:
             self.acts[name](command[2:], out)
             return
         seed = "" if stage.seed is None else f":{stage.seed}"
-        self.note(name + seed + (":valid" if out.name == "valid" else ""))
+        with open(self.noted, "a") as file:
+            file.write(f"{name}{seed}{':valid' if out.name == 'valid' else ''}\n")
         write_lines(out / "half", ["half"])
         if self.how.get("fail") == name:
             raise UserError("it broke")
@@ -144,27 +136,8 @@ class Place:
             file, facts = FACTS[name]
             write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
 
-    def train_by_rate(self, arguments: list[str], out: Path) -> None:
-        """A training whose loss is its learning rate's distance from 2; from ``wild`` on it diverges."""
-        config = load_config(Path(arguments[0]))
-        lr, data = config.train.get("lr", 9), digest_data(Path(arguments[arguments.index("--data") + 1]))
-        self.note(f"{config.name}:{out.parent.name}:{lr}")
-        write_json(out / "started.json", {"data": data})
-        if config.name == "two" and not self.kept.exists():
-            raise UserError("what ran before has no record yet")
-        if lr >= self.wild:
-            write_json(out / "diverged.json", {"update": 4, "of": fingerprint(config.training(1) | {"data": data})})
-            raise UserError("it diverged")
-        if config.name == self.broken:
-            raise UserError("it broke")
-        log = '2026-01-01 00:00:00 | INFO | valid | {"valid_num_updates": "5", "valid_loss": "%d"}'
-        write_lines(out / "train.log", [log % abs(lr - 2)])
-        write_json(out / "train.json", {"parameters": 1000, "backend": None})
-
 
 if __name__ == "__main__":
     place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
     place.how = {"hang": os.environ.get("HANG", "")}
-    if "BY_RATE" in os.environ:
-        place.acts["train"] = place.train_by_rate
-    run_command(lambda: reproduce.main(sys.argv[4:]))
+    run_command(lambda: reproduce.main(sys.argv[2:]))

@@ -2,9 +2,6 @@ import argparse
 import fractions
 import gc
 import os
-import resource
-import subprocess
-import sys
 import traceback
 import weakref
 from pathlib import Path
@@ -15,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scripts import average
+from scripts.common.command import in_words
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.outputs import LIST
 from scripts.fairseq_io import checkpoints
-
-pytestmark = pytest.mark.usefixtures("forks")
-
-SCRIPT = Path(average.__file__)
+from tests.compat.test_saving import file_sizes_up_to
 
 
 def save(path: Path, model: dict[str, torch.Tensor], updates: int = 0) -> Path:
@@ -172,15 +167,10 @@ def test_a_full_disk_is_a_sentence_and_the_older_model_stays(tmp_path):
         save(tmp_path / f"checkpoint{n}.pt", {"w": torch.ones(100_000)})
     out = tmp_path / "out" / "model.pt"
     write_lines(out, ["the older model"])
-    command = [sys.executable, str(SCRIPT), "--checkpoints", str(tmp_path), "--out", str(out), "--last", "2", "--by"]
-
-    def small_files_only() -> None:  # stands for a disk with too little room
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = subprocess.run([*command, "epoch"], capture_output=True, text=True, preexec_fn=small_files_only)
-    assert done.returncode != 0
-    assert done.stderr.startswith(f"error: File too large: cannot write {out}")
-    assert "Traceback" not in done.stderr
+    words = ["--checkpoints", str(tmp_path), "--out", str(out), "--last", "2", "--by", "epoch"]
+    with file_sizes_up_to(100_000), pytest.raises(OSError, match="File too large") as caught:
+        average.main(words)
+    assert in_words(caught.value).startswith(f"File too large: cannot write {out}")
     assert [path.name for path in out.parent.iterdir() if path.name != LIST] == ["model.pt"]
     assert out.read_text() == "the older model\n"
 

@@ -11,6 +11,7 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin
 from scripts.pipeline.config import load_config
+from scripts.scoring import metrics
 from tests.compat.conftest import write_corpus
 
 CONFIG = """
@@ -344,6 +345,6 @@ def test_a_missing_tokeniser_is_named_before_the_training(tmp_path, monkeypatch)
             hidden.setitem(sys.modules, name, None)
             with pytest.raises(UserError, match=f"needs {name}, which is not installed: pip install {name}, or run"):
                 check.check_scores(config)
-    monkeypatch.setattr(check, "measures", missing)
+    monkeypatch.setattr(metrics, "measures", missing)
     with pytest.raises(UserError, match=r"the stage `score` cannot measure text in de: .* pip install sacrebleu\[ja\]"):
         check.check_scores(config)

@@ -120,8 +120,7 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
 
     def run(*more: str) -> str:
         options = ["--model", model, "--data", data, "--out", out, *more]
-        monkeypatch.setattr("sys.argv", ["conv_weights.py", *map(str, options)])
-        main()
+        main([*map(str, options)])
         return capsys.readouterr().out
 
     said = run("--line", "1")
