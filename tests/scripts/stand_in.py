@@ -133,8 +133,8 @@ class Place:
         if self.how.get("hang") == name:
             time.sleep(60)
         if name in FACTS:
-            file, facts = FACTS[name]
-            write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
+            made, facts = FACTS[name]
+            write_json(out / made, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
 
 
 if __name__ == "__main__":
