@@ -88,7 +88,7 @@ def list_datasets() -> str:
     return "\n".join(entries)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
     parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
@@ -98,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tgt", metavar="FILE", type=Path, help="own text: the target side")
     parser.add_argument("--to", dest="last", metavar="STAGE", default="report", help=f"last stage: {', '.join(STAGES)}")
     add_options(parser, "--invalid", "--workers", "--keep", "--accept-counts")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     if arguments.list:
         print(list_datasets())
         return

@@ -135,7 +135,7 @@ def _check_input(dataset: Dataset, prepared: Path, splits: Sequence[str]) -> Non
             )
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="what data_prep.prepare wrote")
     add_options(parser, "--workers")
@@ -143,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--dictionaries", metavar="DIR", type=Path, help="binarise the test set alone, with dict.*.txt of this folder"
     )
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset)
     binarise(
         dataset,

@@ -37,7 +37,7 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
     return manifest
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--raw",
@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
     add_options(parser, "--invalid")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
     if arguments.test_only:
         dataset = dataset.only_test()

@@ -74,7 +74,7 @@ def _code() -> str:
     return fingerprint({name: digest([path]) for name, path in files.items()})
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="what data_prep.download wrote")
     parser.add_argument(
@@ -85,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> None:
         help="prepare the test set alone, cut by these BPE merges of each language instead of learning any",
     )
     add_options(parser, "--workers", "--keep", "--accept-counts")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:
         dataset = dataset.only_test(arguments.codes)

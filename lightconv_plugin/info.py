@@ -89,12 +89,12 @@ def _outputs(operator: Callable[..., Tensor], x: Tensor, weight: Tensor, grad: T
     return [out.detach(), *torch.autograd.grad(out, (x, weight), grad)]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     argparse.ArgumentParser(
         prog="python -m lightconv_plugin.info",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    ).parse_args(arguments)
     print("\n".join(versions()))
     try:
         print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")

@@ -82,14 +82,14 @@ def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path
             )
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = functools.partial(parser.add_argument, required=True)
     add("--checkpoints", type=Path, metavar="DIR", help="what scripts.train wrote")
     add("--out", type=Path, metavar="FILE", help="the model file to write")
     add("--last", type=positive, metavar="N", help="how many checkpoints, counted from the newest")
     add("--by", choices=("update", "epoch"), help="checkpoint_E_U.pt or checkpointE.pt")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)
     result = average(paths)
     checkpoints.save(result, arguments.out)

@@ -19,6 +19,7 @@ from unittest.mock import patch
 from data_prep.dataset import load_dataset
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
+from scripts.common.process import as_found
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
@@ -35,8 +36,6 @@ from scripts.fairseq_io.models import (
 from scripts.fairseq_io.precision import check_precision
 from scripts.pipeline.config import PRECISIONS, Config, combinations, config_parser, flags, given_config
 from scripts.reproduce.run import baseline_config
-from scripts.scoring.detokenise import detokeniser
-from scripts.scoring.metrics import Side, evaluate, measures
 
 NOWHERE = Path("no-data")
 VOCAB_SIZE = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands
@@ -90,6 +89,9 @@ def check_scores(config: Config) -> None:
     Raises:
         UserError: a tokeniser is missing; sacreBLEU's own message names it.
     """
+    from scripts.scoring.detokenise import detokeniser
+    from scripts.scoring.metrics import Side, evaluate, measures
+
     dataset = load_dataset(config.dataset)
     if (config.metric == "perplexity") is not (dataset.target is None):
         raise UserError(
@@ -283,13 +285,19 @@ def check_lengths(
         )
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def check_first(config: Config, *flags: str) -> None:
+    """Do what ``python -m scripts.check`` does with a configuration and these flags; see ``check``."""
+    with as_found():
+        main([*config.arguments, *flags])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
     parser.add_argument("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
     parser.add_argument("--nodes", type=positive, metavar="N", default=1, help="so many machines")
     parser.add_argument("--precision", choices=PRECISIONS, help="of the training (default: the CONFIG's)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config = given_config(arguments, precision=arguments.precision)
     if arguments.data:
         check_binarised(arguments.data)

@@ -130,14 +130,14 @@ def draw(kernels: Sequence[Kernels], words: Mapping[str, Sequence[str]], out: Pa
             part.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
     parser.add_argument("--data", type=Path, required=True, metavar="BINARISED", help="its binarised data")
     parser.add_argument("--line", type=positive, required=True, metavar="N", help="of the data, from 1 on")
     parser.add_argument("--subset", default="test", help="where the line is (default: test)")
     parser.add_argument("--out", type=Path, required=True, metavar="PNG", help="the picture to write")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     check_binarised(arguments.data)
     load_plugin()
     model, task = read_model(arguments.model, arguments.data)

@@ -19,8 +19,8 @@ from scripts.pipeline.config import given_config
 from scripts.scoring.perplexity import run_evaluation, scores
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    arguments = model_parser(__doc__, out="the folder for scores.json").parse_args(words)
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = model_parser(__doc__, out="the folder for scores.json").parse_args(argv)
     config = given_config(arguments)
     chosen = chosen_settings(arguments, config, language_model=True)
 
@@ -34,8 +34,8 @@ def main(words: Sequence[str] | None = None) -> None:
         config.dataset,
         {"subset": arguments.subset, "averaged": averaged(config, chosen), "seed": arguments.seed},
     )
-    blocks, count = config.train.get("sample-break-mode") or "none", sum(each.words for each in sentences)
-    details: dict[str, dict[str, Any]] = {"perplexity": {"signature": f"words:{count}|break:{blocks}"}}
+    blocks, words = config.train.get("sample-break-mode") or "none", sum(each.words for each in sentences)
+    details: dict[str, dict[str, Any]] = {"perplexity": {"signature": f"words:{words}|break:{blocks}"}}
     if cut := "perplexity_unit" in found:
         details["perplexity_unit"] = {"signature": f"{output.units}:{facts['tokens']}|break:{blocks}"}
     printed = details["perplexity_unit" if cut else "perplexity"]

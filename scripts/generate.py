@@ -26,13 +26,13 @@ from scripts.fairseq_io.precision import take_search_precision
 from scripts.pipeline.config import PRECISIONS, given_config
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = model_parser(__doc__, out="the folder for the translations")
     parser.add_argument(
         "--precision", choices=PRECISIONS, default="fp32", help="bf16 on a CPU, fp16 on a GPU, or auto (default: fp32)"
     )
     add_prepared(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config = given_config(arguments)
     chosen = chosen_settings(arguments, config, language_model=False)
     settings = generation_settings(config, chosen)

@@ -16,6 +16,7 @@ import re
 import shlex
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -179,7 +180,7 @@ score: {{metric: sacrebleu}}
 """
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("name", metavar="NAME", help="what the dataset is to be called: letters, digits, _ and -")
     for flag, side in (("--src", "source"), ("--tgt", "target")):
@@ -188,7 +189,7 @@ def main() -> None:
         parser.add_argument(
             f"--{side}", required=True, metavar="LANGUAGE", help=f"language of the {side} side, such as en or zh"
         )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     name = arguments.name
     if not re.fullmatch("[A-Za-z0-9_-]+", name) or name in RESERVED:
         raise UserError(f"NAME is {name!r}, expected letters, digits, _ and - , and none of {', '.join(RESERVED)}")

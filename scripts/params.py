@@ -185,10 +185,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--table", type=int, metavar="N", help="the models of one table only (1 to 7)")
-    asked, everything = parser.parse_args().table, read_rows()
+    asked, everything = parser.parse_args(argv).table, read_rows()
     rows = [row for row in everything if asked in (None, row.table)]
     if not rows:
         known = ", ".join(map(str, sorted({row.table for row in everything})))

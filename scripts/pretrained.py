@@ -409,7 +409,7 @@ def report(outcomes: Mapping[str, dict[str, Any]]) -> list[str]:
     return [*aligned(rows, left=3, rule=True), *signatures]
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     every = argparse.ArgumentParser(add_help=False)
     every.add_argument("--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)")
@@ -430,7 +430,7 @@ def main(words: Sequence[str] | None = None) -> None:
     scoring = commands.add_parser("score", parents=[some], help="score one or all, beside the paper's figures")
     scoring.add_argument("name", metavar="NAME", help="as `list` prints it, or all")
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     models = read_published(arguments.models)
     if arguments.command == "list":
         rows = [("name", "dataset", "operator", "GLU", "URL")]

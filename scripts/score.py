@@ -91,7 +91,7 @@ def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
     return aligned(rows, left=1, rule=True)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, out="the folder for scores.json")
     parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
     parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep.prepare wrote")
@@ -99,7 +99,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
     )
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="another system's --hypotheses, to compare with")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config = given_config(arguments)
     subset = arguments.subset
     dataset = load_dataset(config.dataset)

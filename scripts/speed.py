@@ -112,13 +112,13 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
     return max(1, round(statistics.fmean(len(line.split()) for line in lines[REFERENCE])))
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for speed.json")
     parser.add_argument(
         "--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, whose best seed is known"
     )
     parser.add_argument("--untrained", action="store_true", help="time random weights, even if there are trained ones")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config, out, data = given_config(arguments), arguments.out, arguments.data
     speed = config.speed
     if not speed:

@@ -35,12 +35,12 @@ def paper_table(table: Table, work: Path, out: Path | None) -> str:
     return measured.as_text(below)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
     parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are (default: work)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write Markdown and CSV here, too")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     if all(map(str.isdecimal, arguments.what)):
         tables, numbers = read_tables(), [int(number) for number in arguments.what]
         if odd := [number for number in numbers if number not in tables]:

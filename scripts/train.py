@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from scripts.check import check_first
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import check_path, read_json, write_json
@@ -30,7 +31,7 @@ from scripts.common.terminal import StatusLine, clock
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
-from scripts.fairseq_io.inputs import check_binarised, check_first
+from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.precision import CHOSEN_HERE, PrecisionChoice, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
@@ -237,7 +238,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
     add, rank = parser.add_argument, int(os.environ.get("SLURM_NODEID", "0"))
     add("--seed", type=int, metavar="N", help="the seed of the training (default: the first of the CONFIG's)")
@@ -247,7 +248,7 @@ def main(words: Sequence[str] | None = None) -> None:
     what = "which of the machines this is, from 0 (default: as SLURM says)"
     add("--node-rank", type=int, metavar="K", default=rank, help=what)
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)
     check_path(arguments.out)

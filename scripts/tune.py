@@ -153,12 +153,12 @@ def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
     print("\n".join(f"{line}  {mark}".rstrip() for line, mark in shown), flush=True)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
     parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="what scripts.train wrote")
     parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
     add_prepared(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config, out = given_config(arguments), arguments.out
     check_binarised(arguments.data)
     check_path(arguments.checkpoints)

@@ -11,7 +11,7 @@ from scripts.common.errors import UserError
 from scripts.common.process import interruptible
 from scripts.common.terminal import print_any_letter
 
-INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
+_INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
 
 
 def argument_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -58,4 +58,4 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(f"error: {in_words(error)}")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(_INTERRUPTED)

@@ -10,16 +10,17 @@ but the records of those before it. Several runs at a time, on GPUs or a cluster
   snakemake -s scripts/sweep/Snakefile --cores all --resources gpu=8 --config compare=FILE.yaml
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.common import CHECKOUT
-from scripts.common.command import INTERRUPTED, argument_parser, positive, run_command
+from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file, check_writable
-from scripts.common.process import child, python_module
 from scripts.compare.page import as_markdown, as_text, claims, draw
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
+from scripts.reproduce import __main__ as reproduce
 
 
 def missing(run: Run | None, seeds: Sequence[int]) -> list[int]:
@@ -36,17 +37,17 @@ def run_all(comparison: Comparison, works: Sequence[Path], options: Sequence[str
         if not (left := missing(read_run(model, config, works), wanted)):
             continue
         print(f"= {model}, seeds {', '.join(map(str, left))}", flush=True)
-        command = [*python_module("scripts.reproduce"), str(config.path), f"--work={works[0]}", *options]
         # the stages after all seeds would wait for those that are not run here
-        command += [] if left == config.seeds else ["--to=score", f"--seeds={','.join(map(str, left))}"]
-        with child(command) as process:
-            if process.wait() in (INTERRUPTED, *range(-64, 0)):
-                raise KeyboardInterrupt
+        some = [] if left == config.seeds else ["--to=score", f"--seeds={','.join(map(str, left))}"]
+        try:
+            reproduce.main([str(config.path), f"--work={works[0]}", *options, *some])
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
         failed += [model] if missing(read_run(model, config, works), wanted) else []
     return failed
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("what", type=Path, nargs="+", metavar="FILE | RUN", help="a comparison file, or folders work/<dataset>/<model>")
@@ -57,7 +58,7 @@ def main() -> None:
     add("--devices", type=positive, metavar="N", help="of each run; see scripts.reproduce --help")
     add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
     add("--from", dest="first", metavar="STAGE", help="begin each run with this stage: train, on prepared text")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     failed, verdicts, about = list[str](), list[str](), "A comparison"
     losses = arguments.out and arguments.out.with_suffix(".losses.svg")
     check_writable(*([arguments.out, losses] if arguments.out else []))

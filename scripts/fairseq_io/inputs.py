@@ -1,14 +1,12 @@
 """Arguments and checks of the commands that start one of fairseq's."""
 
 import argparse
-import importlib
 from pathlib import Path
 from typing import Any
 
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.files import check_path, read_json
-from scripts.common.process import as_found
 from scripts.pipeline.config import SUBSETS, Config, config_parser
 
 
@@ -25,16 +23,6 @@ def check_binarised(data: Path) -> None:
             "or python -m scripts.reproduce --to binarise"
         )
     check_path(data)
-
-
-def check_first(config: Config, *flags: str) -> None:
-    """Do what ``python -m scripts.check`` does with a configuration and these flags.
-
-    Raises:
-        UserError: something in it cannot be.
-    """
-    with as_found():  # as a stage is run
-        importlib.import_module("scripts.check").main([*config.arguments, *flags])
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.stages import DATASET, run_data_stages
+from scripts.check import check_first
 from scripts.common import CHECKOUT
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import check_writable, lock
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.inputs import check_first
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
 from scripts.tables.records import as_text, read_record
@@ -117,7 +117,7 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
     print(as_text([read_record(run.record)]))
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     add = parser.add_argument
     add("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
@@ -135,7 +135,7 @@ def main(words: Sequence[str] | None = None) -> None:
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
     add("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     names = choose_stages(arguments.first or NAMES[0], arguments.last)
     if arguments.raw and "download" not in names:
         raise UserError(

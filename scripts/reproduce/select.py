@@ -16,10 +16,10 @@ from scripts.reproduce.run import SEED_STAGES, seed_facts, seed_root
 from scripts.scoring.selection import summarise
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, out="the folder for selection.json")
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, with all seeds")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     config = given_config(arguments)
     roots = {seed: seed_root(arguments.run, seed) for seed in config.seeds}
     seeds = {seed: seed_facts(root, SEED_STAGES, config.training(seed)) for seed, root in roots.items()}

@@ -2,15 +2,15 @@
 
 import functools
 import importlib.util
+import io
 import re
 import shlex
 import subprocess
-import sys
+from contextlib import redirect_stdout
 
 import pytest
 
 from scripts.common import CHECKOUT
-from scripts.common.process import environment
 
 READMES = [
     CHECKOUT / "README.md",
@@ -24,8 +24,6 @@ MADE = (
     *("DATASET", "MODEL", "DIR", "OUT", "IN.", "OUT.", "VENV"),
 )
 """Beginnings of what commands make, and stand-ins for names: nothing of these is in the checkout."""
-
-pytestmark = pytest.mark.usefixtures("forks")
 
 
 def spans(text: str) -> list[str]:
@@ -68,10 +66,14 @@ def commands(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
 
 @functools.cache
 def help_of(command: str, *subcommand: str) -> str:
-    line = ["bash", command] if command.endswith(".sh") else [sys.executable, "-m", command, *subcommand]
-    done = subprocess.run([*line, "--help"], capture_output=True, text=True, cwd=CHECKOUT, env=environment())
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    if command.endswith(".sh"):
+        return subprocess.run(["bash", command, "--help"], capture_output=True, text=True, cwd=CHECKOUT).stdout
+    module = importlib.import_module(command)
+    main = module if hasattr(module, "main") else importlib.import_module(f"{command}.__main__")
+    said = io.StringIO()
+    with redirect_stdout(said), pytest.raises(SystemExit, match=r"^0$"):
+        main.main([*subcommand, "--help"])
+    return said.getvalue()
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(CHECKOUT)))

@@ -107,9 +107,8 @@ def test_no_model_of_cnn_dailymail_with_d_1024_has_the_printed_count():
         assert by_width[1024] - printed[label] > 100
 
 
-def test_the_command_prints_a_table_and_its_notes(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["params", "--table", "5"])
-    params.main()
+def test_the_command_prints_a_table_and_its_notes(capsys):
+    params.main(["--table", "5"])
     printed = capsys.readouterr().out
     assert [line.split()[-5:] for line in printed.splitlines()[2:5]] == [
         ["cnn_dm/transformer", "90.2", "90", "known", "met"],
@@ -120,9 +119,8 @@ def test_the_command_prints_a_table_and_its_notes(capsys, monkeypatch):
     assert "LightConv 86.5M, not 199.3M" in printed
 
 
-def test_what_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["params", "--table", "8"])
+def test_what_is_not_there_is_refused():
     with pytest.raises(UserError, match="there is no Table 8; choose one of 1, 2, 3, 4, 5, 6, 7"):
-        params.main()
+        params.main(["--table", "8"])
     with pytest.raises(UserError, match="unrecognized arguments: --kernel-count=3"):
         params.count(config("iwslt14_de_en/lightconv"), kernel_count=3)

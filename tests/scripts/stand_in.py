@@ -1,6 +1,6 @@
 """scripts.reproduce with stand-ins for its stages: they note that they ran, and leave their facts behind.
 
-``python -m tests.scripts.stand_in FOLDER -m scripts.reproduce ...`` is a process of it, for runs that are killed.
+``python -m tests.scripts.stand_in FOLDER CONFIG ...`` is a process of it, for runs that are killed.
 """
 
 import io
@@ -52,8 +52,8 @@ class Place:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
-        self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
         self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": lambda words, _: select.main(words)}
+        self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
         for module in (dataset, stages):
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):
@@ -90,34 +90,28 @@ class Place:
     def ran(self) -> list[str]:
         return self.noted.read_text().split()
 
-    def note(self, text: str) -> None:
-        with open(self.noted, "a") as file:
-            file.write(text + "\n")
-
     def run(self, *arguments: str, **how: str) -> tuple[int, str, str]:
         """Run scripts.reproduce here: its status, and what it says."""
         self.noted.write_text("")
         self.how = how
-        out, err = io.StringIO(), io.StringIO()
+        status, out, err = 0, io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
-            status = self.reproduce([str(self.folder / "model.yaml"), *arguments])
+            try:
+                reproduce.main(self.words(*arguments))
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = 1
+            except SystemExit as exit:
+                status = int(exit.code or 0)
         return status, out.getvalue(), err.getvalue()
 
-    def reproduce(self, arguments: list[str]) -> int:
-        where = [] if any(word.startswith("--work") for word in arguments) else ["--work", str(self.folder / "work")]
-        try:
-            reproduce.main([*arguments, *where])
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        except SystemExit as exit:
-            return int(exit.code or 0)
-        return 0
+    def words(self, *arguments: str) -> list[str]:
+        """Return what scripts.reproduce is given."""
+        return [str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments]
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command of a process of it."""
-        module = [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), "-m", "scripts.reproduce"]
-        return [*module, str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments]
+        return [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), *self.words(*arguments)]
 
     def _check(self, config: Any, *flags: str) -> None:
         self.checked.append([*config.arguments[1:], *flags])
@@ -131,18 +125,19 @@ class Place:
             self.acts[name](command[2:], out)
             return
         seed = "" if stage.seed is None else f":{stage.seed}"
-        self.note(name + seed + (":valid" if out.name == "valid" else ""))
+        with open(self.noted, "a") as file:
+            file.write(f"{name}{seed}{':valid' if out.name == 'valid' else ''}\n")
         write_lines(out / "half", ["half"])
         if self.how.get("fail") == name:
             raise UserError("it broke")
         if self.how.get("hang") == name:
             time.sleep(60)
         if name in FACTS:
-            file, facts = FACTS[name]
-            write_json(out / file, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
+            made, facts = FACTS[name]
+            write_json(out / made, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
 
 
 if __name__ == "__main__":
     place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
     place.how = {"hang": os.environ.get("HANG", "")}
-    run_command(lambda: reproduce.main(sys.argv[4:]))
+    run_command(lambda: reproduce.main(sys.argv[2:]))

@@ -10,6 +10,7 @@ from scripts.common.errors import UserError
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin
 from scripts.pipeline.config import load_config
+from scripts.scoring import metrics
 from tests.compat.conftest import write_corpus
 
 CONFIG = """
@@ -315,6 +316,6 @@ def test_a_missing_tokeniser_is_named_before_the_training(tmp_path, monkeypatch)
 
     (tmp_path / "c.yaml").write_text(CONFIG)
     config = load_config(tmp_path / "c.yaml")
-    monkeypatch.setattr(check, "measures", missing)
+    monkeypatch.setattr(metrics, "measures", missing)
     with pytest.raises(UserError, match=r"the stage `score` cannot measure text in de: .* pip install sacrebleu\[ja\]"):
         check.check_scores(config)

@@ -5,10 +5,8 @@ import math
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,23 +176,21 @@ def compare(place, monkeypatch, capsys):
     """Run the command; what it would start writes the record of a model instead, but for one that is broken."""
     ran: list[str] = []
 
-    @contextmanager
-    def child(words: list[str]) -> Any:
+    def reproduced(words: list[str]) -> None:
         options = dict(word.removeprefix("--").split("=") for word in words if "=" in word)
         name = Path(next(word for word in words if word.endswith(".yaml"))).stem
         ran.append(f"{name} {options.get('seeds', 'all')} {options.get('to', 'table')}")
-        if name != "broken":
-            config = read_comparison(place / "cats.yaml").config(name).merged()
-            seeds = options.get("seeds", "1,2").split(",")
-            write(Path(options["work"]), translated(name, *[9] * len(seeds), config=config))
-        yield SimpleNamespace(wait=lambda: 1)
+        if name == "broken":
+            raise UserError("it broke")
+        config = read_comparison(place / "cats.yaml").config(name).merged()
+        seeds = options.get("seeds", "1,2").split(",")
+        write(Path(options["work"]), translated(name, *[9] * len(seeds), config=config))
 
     def go(*options: Any) -> tuple[list[str], str]:
         ran.clear()
-        monkeypatch.setattr(command, "child", child)
-        monkeypatch.setattr(sys, "argv", ["compare", *map(str, options), "--work", str(place / "work")])
+        monkeypatch.setattr(command.reproduce, "main", reproduced)
         try:
-            command.main()
+            command.main([*map(str, options), "--work", str(place / "work")])
         finally:
             go.said = capsys.readouterr().out  # type: ignore[attr-defined]
         return list(ran), go.said  # type: ignore[attr-defined]

@@ -91,8 +91,7 @@ def test_the_picture_and_what_cannot_be_shown(tmp_path, monkeypatch, capsys):
 
     def run(*more: str) -> str:
         options = ["--model", model, "--data", data, "--out", out, "--subset", "valid", *more]
-        monkeypatch.setattr("sys.argv", ["conv_weights.py", *map(str, options)])
-        main()
+        main([*map(str, options)])
         return capsys.readouterr().out
 
     said = run("--line", "1")

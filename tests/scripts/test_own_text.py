@@ -66,8 +66,7 @@ def call(checkout, monkeypatch) -> Callable[..., Path]:
 
     def called(src: Path, tgt: Path, source: str, target: str = "en", name: str = "mine") -> Path:
         sides = ["--src", str(src), "--tgt", str(tgt), "--source", source, "--target", target]
-        monkeypatch.setattr("sys.argv", ["own_text", name, *sides])
-        own_text.main()
+        own_text.main([name, *sides])
         return checkout / "configs" / name / "dynamicconv.yaml"
 
     return called

@@ -17,8 +17,6 @@ from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 TABLES = read_tables()
 BLEU = {"bleu": [15.0, 15.5, 16.0], "sacrebleu": [14.0, 14.25, 14.5]}

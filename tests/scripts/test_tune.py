@@ -1,7 +1,6 @@
 """The choice of averaging and search on validation, with stand-ins for fairseq; the whole of it: test_end_to_end.py."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,8 +44,8 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     monkeypatch.setattr(tune, "run_evaluation", evaluated)
     monkeypatch.setattr(tune, "scores", lambda output: output.facts)
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
-    monkeypatch.setattr(sys, "argv", ["tune", str(tmp_path / "model.yaml"), *folders])
-    tune.main()
+
+    tune.main([str(tmp_path / "model.yaml"), *folders])
     chosen = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (chosen["chosen"], chosen["score"]) == ({"last": last}, min(perplexities))
     assert torch.load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
@@ -63,8 +62,8 @@ def test_of_equal_translations_the_first_is_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "tune_generation", lambda *_: tried)
     monkeypatch.setattr(tune, "write_valid", lambda *_: None)
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
-    monkeypatch.setattr(sys, "argv", ["tune", str(tmp_path / "model.yaml"), *folders])
-    tune.main()
+
+    tune.main([str(tmp_path / "model.yaml"), *folders])
     assert json.loads((tmp_path / "out" / "tune.json").read_text())["chosen"] == {"lenpen": 0.6}
 
 
