@@ -44,6 +44,11 @@ class LightConvEncoder(TransformerEncoderBase):
         block = EncoderBlock(cfg, next(self._kernel_sizes))
         return checkpoint_wrapper(block) if cfg.checkpoint_activations else block
 
+    def for_search(self) -> "LightConvEncoder":
+        """Return the encoder for searches: where products are computed in bfloat16, a copy with packed weights."""
+        copied: LightConvEncoder = with_packed_weights(self)
+        return copied
+
     def forward_scriptable(
         self,
         src_tokens: Tensor,
@@ -157,7 +162,7 @@ class LightConvDecoder(TransformerDecoderBase):
             self.embed_positions(tokens, incremental_state={})
 
     def for_search(self) -> "LightConvDecoder":
-        """Return the decoder for one search: where products are computed in bfloat16, a copy with packed weights."""
+        """Return the decoder for searches: where products are computed in bfloat16, a copy with packed weights."""
         copied: LightConvDecoder = with_packed_weights(self)
         return copied
 

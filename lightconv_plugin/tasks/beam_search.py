@@ -3,7 +3,7 @@
 import itertools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,10 @@ class BeamSearchGenerator(SequenceGenerator):
     does not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq
     shows that with --print-alignment alone, which has a generator of its own.
 
+    Weights that are packed for bfloat16 are packed as the generator is made, from models that were prepared for
+    inference, as ``fairseq-generate`` and the hub do: make another generator when their weights have changed. Of other
+    models each search packs them anew.
+
     Args:
         stepwise_length_penalty: alpha of ``length_penalty.StepwiseBeam``; None for fairseq's search.
 
@@ -82,6 +86,13 @@ class BeamSearchGenerator(SequenceGenerator):
         self._refused = self._refusal()
         self.captures = True
         self._captured: CapturedSearch | None = None
+        # prepared for inference, models keep their weights; those that --eval-bleu searches with go on learning
+        keep = all(getattr(model, "_is_generation_fast", False) for model in self.model.models)
+        self._held = self._parts() if keep and self._refused is None else None
+
+    def _parts(self) -> list[tuple[Any, Any]]:
+        """Each model's encoder and decoder, as a search calls them."""
+        return [(_for_search(model.encoder), _for_search(model.decoder)) for model in self.model.models]
 
     def _apply_stepwise(self, penalty: LengthPenalty) -> None:
         if type(self.search) is not BeamSearch:
@@ -168,12 +179,9 @@ class BeamSearchGenerator(SequenceGenerator):
         prefix = source[:, :0] if prefix is None else prefix[:, :max_len]
         if self.captures and source.is_cuda and len(source) and all(map(_has_graph, models)):
             return self._search_captured(source, bos, max_len, prefix)
-        read = self.model.forward_encoder(net_input)
+        encoders, decoders = zip(*(self._held or self._parts()), strict=True)
+        read = [encoder.forward_torchscript(net_input) for encoder in encoders]
         states: list[dict[str, Any]] = [{} for _ in models]
-        # made anew, since weights may change between two searches, as they do with --eval-bleu
-        decoders = [
-            model.decoder.for_search() if hasattr(model.decoder, "for_search") else model.decoder for model in models
-        ]
         # a row is a hypothesis; those of a sentence lie together, and before the first token they are one
         tokens = torch.full((len(source), max_len + 2), self.pad, dtype=torch.long, device=source.device)
         tokens[:, 0] = bos
@@ -299,7 +307,7 @@ class BeamSearchGenerator(SequenceGenerator):
 
     def _reorder(
         self,
-        decoders: list[Any],
+        decoders: Sequence[Any],
         read: list[Any],
         states: list[dict[str, Any]],
         order: Tensor,
@@ -379,6 +387,10 @@ def _has_graph(model: Any) -> bool:
     if refused is not None:
         _say_once(f"beam search runs without CUDA graphs, which is slower, for {refused}")
     return refused is None
+
+
+def _for_search(part: Any) -> Any:
+    return part.for_search() if hasattr(part, "for_search") else part
 
 
 def _say_once(sentence: str) -> None:
