@@ -2,4 +2,5 @@
 
 from lightconv_plugin.export.write import main
 
-main()
+if __name__ == "__main__":
+    main()
