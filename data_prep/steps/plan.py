@@ -108,7 +108,7 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
 
 
 def notes(dataset: Dataset) -> list[str]:
-    """What people should know of languages that ``tokenise`` has no rules for, or that have no blanks between words."""
+    """Notes for people on languages that ``tokenise`` has no rules for, or that have no blanks between words."""
     said = []
     for language in dataset.languages:
         names = [step.name for step in dataset.steps if language in (step.languages or dataset.languages)]

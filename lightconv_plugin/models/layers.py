@@ -199,7 +199,7 @@ class DecoderBlock(OwnEntry, Block):
 
 
 class PluginModel(BaseFairseqModel):
-    """What both models answer fairseq alike: their flags."""
+    """Base of both models: their flags, and loading for plain text."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:

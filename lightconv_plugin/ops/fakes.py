@@ -1,4 +1,4 @@
-"""What torch asks of the library's operators beside their results: shapes without data, and floating-point operations.
+"""Answers to what torch asks of the library's operators beside their results: shapes without data, and floating-point operations.
 
 Shapes are for torch.compile and the meta device, operations for ``torch.utils.flop_counter.FlopCounterMode``, which
 counts products alone: two operations each.
