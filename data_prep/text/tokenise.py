@@ -43,7 +43,7 @@ _FINAL_DOT_APOSTROPHE = re.compile(r"\.' ?\Z")
 _DIGIT = re.compile("[0-9]")
 
 _JOINING = f"{JOINERS}\u055b\u055c\u055e\u0f0b"
-"""Characters that belong to a word as marks do: joiners, the marks of tone of Armenian, what ends a syllable of Tibetan."""
+"""Characters that belong to a word as marks do: joiners, Armenian marks of tone, what ends a Tibetan syllable."""
 _WITHIN = "\"'\u2018\u2019\u00b7\u05be\u05f3\u05f4"
 """Characters that do between letters: quotes, l·l of Catalan, maqaf, geresh and gershayim of Hebrew."""
 

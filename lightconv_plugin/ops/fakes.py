@@ -1,4 +1,4 @@
-"""Answers to what torch asks of the library's operators beside their results: shapes without data, and floating-point operations.
+"""Shapes without data, and floating-point operations: what torch asks of the library's operators beside results.
 
 Shapes are for torch.compile and the meta device, operations for ``torch.utils.flop_counter.FlopCounterMode``, which
 counts products alone: two operations each.
