@@ -38,7 +38,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _listed(folder: Path) -> dict[str, int | None]:
-    """What a folder's list says: sizes by name or pattern; None for any size."""
+    """Entries of a folder's list: sizes by name or pattern; None for any size."""
     file = folder / LIST
     if not os.path.lexists(file):
         return {}

@@ -1,4 +1,4 @@
-"""What a comparison shows: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
+"""Pages of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

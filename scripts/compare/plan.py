@@ -88,7 +88,7 @@ class Run:
 
     @cached_property
     def scored(self) -> dict[str, dict[str, Any]]:
-        """What each seed has on the test set."""
+        """Scores of each seed on the test set."""
         return {seed: facts["test"] for seed, facts in self.record["seeds"].items() if facts["test"]}
 
     @property
