@@ -1,4 +1,4 @@
-"""Units that words are cut into, BPE or SentencePiece: told by a dictionary, and the file of codes found beside a model.
+"""Units of words, BPE or SentencePiece: told by a dictionary, and the file of codes found beside a model.
 
 It needs Python alone: the hub, the export and the scripts share it.
 """

@@ -87,7 +87,7 @@ def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str
 
 
 def constants(trainer: Any) -> dict[str, Any]:
-    """Constants that graphs hold for ever, by name: attributes of modules, what has gradients, and the optimizer's settings."""
+    """Constants of graphs, by name: attributes of modules, what has gradients, and the optimizer's settings."""
     found = dict(vars(settings_of(trainer)))
     for part in (trainer.get_model(), trainer.get_criterion()):
         part.train()  # as fairseq before every update

@@ -1,4 +1,4 @@
-"""Pages of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
+"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
