@@ -1,20 +1,19 @@
 """The state that every test starts from, whichever ran before it in the same process."""
 
+import gc
 import logging
 import os
 import signal
-import sys
+import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing import spawn
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from scripts.common.process import environment
-from tests.forks import executable, parse_flags_once, ready_to_fork, wait_for_no_disk
 
 # a user's own settings, which change what programs say and do: tests set what they depend on
 OWN = (
@@ -29,7 +28,7 @@ os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign", "G
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
-wait_for_no_disk()
+os.fsync = lambda fd: None  # that files outlive the machine's own end: no test waits for it, and disks are slow at it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup: the programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,7 +66,6 @@ LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models",
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch  # the process that only hands out the tests goes without it
 
-    parse_flags_once()
     first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
     can_run = {
         "gpu": lambda item: config.getoption("--device") != "cpu" or first[item.nodeid.partition("[")[0]] is item,
@@ -97,11 +95,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_finish() -> None:
-    ready_to_fork()
+    gc.freeze()  # garbage collections leave out what is there now
 
 
 @pytest.fixture(autouse=True)
 def loggers_as_new() -> None:
+    reset_loggers()
+
+
+def reset_loggers() -> None:
     """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
     for name in ("fairseq", "hydra", "lightconv_plugin", "matplotlib"):
         logging.getLogger(name).setLevel(logging.NOTSET)
@@ -117,25 +119,11 @@ def environment_as_new() -> Iterator[None]:
         os.environ.update(before)
 
 
-@pytest.fixture(scope="session")
-def forking_python() -> Iterator[str]:
-    with executable() as path:
-        yield path
-
-
-@pytest.fixture(scope="session")
-def forking_torch() -> Iterator[str]:
-    """Python with torch alone."""
-    with executable(["torch"]) as path:
-        yield path
-
-
 @pytest.fixture(scope="module")
-def forks(forking_python: str) -> Iterator[None]:
-    """Have Python processes forked rather than started, for tests to which that makes no difference (forks.py)."""
-    before = spawn.get_executable()
+def forks() -> Iterator[None]:
+    """Have commands of Python forked from this process rather than started (forks.py)."""
+    from tests.forks import Popen
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", forking_python)
-        spawn.set_executable(forking_python)
+        patch.setattr(subprocess, "Popen", Popen)
         yield
-        spawn.set_executable(before)

@@ -123,7 +123,6 @@ assert ops.takes("light_conv", x, w) and x.grad is not None and w.grad.abs().sum
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
 def test_the_first_call_of_a_process():
     """By the compiler that torch.compile has unless told otherwise; C++ that it has compiled before is kept."""
     kept = library.cache_folder() / "inductor"

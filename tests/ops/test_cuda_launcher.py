@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from lightconv_plugin.ops import library
+from tests import forks
 from tests.ops import cuda_cases, cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine
-
-pytestmark = pytest.mark.usefixtures("forks")
 
 X, WEIGHT = torch.randn(33, 2, 6), torch.randn(2, 3)
 CODE = """
@@ -33,12 +32,14 @@ with ThreadPoolExecutor() as pool:
 """
 
 
-def in_a_process(folder: Path, widths: list[int], **environment: str) -> subprocess.Popen[str]:
+def in_a_process(
+    folder: Path, widths: list[int], start: type[subprocess.Popen] = forks.Popen, **environment: str
+) -> subprocess.Popen[str]:
     """Print the sum of a convolution of each width, each in a thread of its own."""
     cuda_on_cpu.emulated()  # compiled here, and not by both of two
     environment = {**os.environ, "NVRTC_LOG": str(folder / "log"), **environment}
     command = [sys.executable, "-c", CODE.format(cache=str(folder / "cache"), widths=widths)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def compilations(log: Path) -> int:
@@ -168,7 +169,7 @@ def test_kernels_are_gathered_and_compiled_together(tmp_path):
 
 
 def test_no_driver(tmp_path):
-    _, errors = in_a_process(tmp_path, [2], SHIM_LIBCUDA="/there/is/no/libcuda.so.1").communicate()
+    _, errors = in_a_process(tmp_path, [2], subprocess.Popen, SHIM_LIBCUDA="/there/is/no/libcuda.so.1").communicate()
     assert "RuntimeError: lightconv: no NVIDIA driver: libcuda.so.1 is not there" in errors
 
 
