@@ -41,16 +41,17 @@ def _run(*given: Any) -> NoReturn:
 
 
 def _main(words: Sequence[str], environment: Mapping[str, str], first: Callable[[], object] | None) -> None:
-    gc.freeze()  # a test's garbage would close files of this process
+    gc.freeze()  # what is there now would be touched, and so copied
     gc.enable()
     if first is not None:
         first()
+    nothing = os.open(os.devnull, os.O_RDWR)
     for file in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):  # the listing's own
             if not os.get_inheritable(file):
-                os.close(file)
-    sys.stdin, sys.stdout = open(0), open(1, "w", buffering=1)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace")
+                os.dup2(nothing, file, inheritable=False)  # closed, it would be another file's number
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     importlib.reload(warnings)
