@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +22,7 @@ OWN = (
 for _name in [name for name in os.environ if name.startswith(OWN)]:
     del os.environ[_name]
 os.environ |= {"LC_ALL": "C.UTF-8", "MPLBACKEND": "Agg", "PIP_CONFIG_FILE": os.devnull}
+os.environ |= {"OMP_NUM_THREADS": "1"}  # there are as many processes, and threads of OpenMP are not in a fork
 os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign", "GIT_CONFIG_VALUE_0": "false"}
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
@@ -52,12 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="of tests/gpu; cpu rehearses the first case of each test")
 
 
-# folders whose tests are left out where they cannot run, and what runs them
-NEEDS = {
-    "gpu": "need a CUDA device, on which scripts/first_gpu.sh LOG runs all of them",
-    "cuda_build": "need a CUDA build of torch: scripts/test.sh --cuda-build",
-}
-left_out: dict[str, int] = {}
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    of_gpu = "the first case of each test; --device cuda takes all" if config.getoption("--device") == "cpu" else "all"
+    return [f"tests/gpu: {of_gpu}", "tests/cuda_build: on a CUDA build of torch alone (scripts/test.sh --cuda-build)"]
+
+
 # the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
 LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models", "data_prep")
 
@@ -67,31 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch  # the process that only hands out the tests goes without it
 
     first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-    can_run = {
+    kept = {
         "gpu": lambda item: config.getoption("--device") != "cpu" or first[item.nodeid.partition("[")[0]] is item,
         "cuda_build": lambda item: torch.version.cuda is not None,
     }
-    gone = [item for item in items if item.path.parent.name in can_run and not can_run[item.path.parent.name](item)]
-    if gone:
-        items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=gone)
-        left_out.update(Counter(item.path.parent.name for item in gone))
+    items[:] = [item for item in items if kept.get(item.path.parent.name, bool)(item)]
     items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = left_out
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for folder, count in left_out.items():
-        terminalreporter.line(f"tests/{folder}: {count} tests {NEEDS[folder]}")
 
 
 def pytest_collection_finish() -> None:

@@ -50,8 +50,8 @@ def _main(words: Sequence[str], environment: Mapping[str, str], first: Callable[
         with suppress(OSError):  # the listing's own
             if not os.get_inheritable(file):
                 os.dup2(nothing, file, inheritable=False)  # closed, it would be another file's number
-    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
     importlib.reload(warnings)

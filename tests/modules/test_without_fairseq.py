@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from email import message_from_string
 from pathlib import Path
 
@@ -65,19 +66,23 @@ assert hasattr(utils.torch_persistent_save, "__wrapped__")  # the shim
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def run() -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Run code in a process of its own."""
+    return lambda code: subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_operators_and_modules_need_no_fairseq_and_models_say_that_they_do():
-    """A model of one's own, the README's example and those of the plugin's README."""
-    for_each = f"for code in {[OWN_MODEL, README + LEARNT, EXAMPLES]}: exec(code, {{}})\n"
-    done = run(f"{NONE}from lightconv_plugin import info\n{for_each}print('done')\nimport lightconv_plugin.models")
-    assert done.stdout.endswith("done\n"), done.stderr
-    assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in done.stderr
+@pytest.mark.parametrize(
+    "code",
+    ["from lightconv_plugin import info\n" + OWN_MODEL, README + LEARNT, EXAMPLES],
+    ids=["a model of one's own", "the README's", "the plugin's README's"],
+)
+def test_neither_operators_nor_modules_need_fairseq(run, code):
+    done = run(NONE + code)
+    assert done.returncode == 0, done.stderr
 
 
-def test_a_wheel_brings_torch_alone_and_serves(tmp_path):
+def test_a_wheel_brings_torch_alone_and_serves(run, tmp_path, monkeypatch):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "lightconv_plugin", tmp_path / "lightconv_plugin", ignore=shutil.ignore_patterns("__pyc*"))
@@ -97,10 +102,15 @@ def test_a_wheel_brings_torch_alone_and_serves(tmp_path):
     assert done.stdout.splitlines()[-1:] == [f"{tmp_path}/site/lightconv_plugin/__init__.py"], done.stderr
 
 
+def test_models_say_that_they_need_fairseq(run):
+    done = run(NONE + "import lightconv_plugin.models")
+    assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in done.stderr
+
+
 def test_what_can_be_imported_is_not():
     """The compiler of torch alone would take 1.4 seconds."""
     code = "import sys, lightconv_plugin.modules\nprint({'fairseq', 'hydra', 'torch._dynamo'} & {*sys.modules})"
-    done = run(code)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 
 
@@ -113,6 +123,6 @@ def test_what_can_be_imported_is_not():
     ],
     ids=["user-dir", "operators first"],
 )
-def test_fairseq_finds_everything_registered(first):
+def test_fairseq_finds_everything_registered(run, first):
     done = run(first + REGISTERED)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import pytest
 
 from lightconv_plugin import info, ops
 
+
 def run(**environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lightconv_plugin.info"]
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
