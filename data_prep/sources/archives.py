@@ -7,8 +7,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
-
-LEDGER = "ledger.json"
+from scripts.common.files import read_json
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
@@ -18,9 +17,11 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
             f"--raw {raw} has none of {', '.join(dataset.files)}; put files there under these names, packed as they "
             "are, or leave --raw out to fetch all"
         )
-    for name, file in dataset.files.items():
-        fetch_file(name, file, out, raw=raw, ledger=out / LEDGER)
-    return {"licence": dataset.licence}
+    before = read_json(out / "manifest.json", {}).get("files", {})
+    files = {
+        name: fetch_file(name, file, out, raw=raw, before=before.get(name)) for name, file in dataset.files.items()
+    }
+    return {"licence": dataset.licence, "files": files}
 
 
 def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:

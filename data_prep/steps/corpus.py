@@ -42,7 +42,6 @@ class Text:
     """By ``<split>.<language>``, relative to the work folder; one after the other they are the split."""
     log: list[dict[str, Any]] = field(default_factory=list)
     """For each step and split of the last pass: lines in and out, and how many were dropped why."""
-    seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)  # findings of the source on the way (the first pass)
 
     def __str__(self) -> str:
