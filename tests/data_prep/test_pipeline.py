@@ -246,7 +246,7 @@ def results(out: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "moment"),
-    [("wmt17_zh_en", "before"), ("gbw", "after")],
+    [("iwslt14_de_en", "before"), ("gbw", "after")],
 )
 def test_killed_at_each_step(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: Moment):
     """The process kills itself at the first rename of each kind of file, and every download breaks off half-way once.
