@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import stands_for
 from scripts.common.outputs import open_own
 
 BUFFER = 1 << 20
@@ -112,8 +111,6 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
     """Yield all members but folders; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
-    if what := stands_for(archive, name):
-        raise UserError(f"{archive} is {what}")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     with damage_told(str(archive)), archive.open("rb") as file:
         if name.endswith(".zip"):

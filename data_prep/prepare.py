@@ -23,7 +23,6 @@ from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
-from data_prep.steps.plan import notes
 from scripts.common.command import run_command
 from scripts.common.files import digest
 from scripts.common.outputs import atomic_folder, check_replaceable, lock, remove, work_folder
@@ -48,8 +47,6 @@ def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_coun
         # what of the dataset decides the text; and our code, which must not change half-way
         made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used, "code": _code()}
         work = work_folder(out, made_from)
-        for note in notes(dataset):
-            pool.say(note)
         engine = Engine(dataset, work=work, pool=pool, accept_counts=accept_counts)
         report: dict[str, Any] = {}
         engine.run(kind.read(dataset, raw, report), report)

@@ -12,14 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import BUFFER, damage_told
-from data_prep.text.readers import HEAD, check_kind
 from scripts.common.errors import UserError
+from scripts.common.files import POINTER
 
 _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
 
 # control characters but the tab, line and paragraph separators, zero width spaces, byte order marks within text;
 # joiners, marks of direction and soft hyphens stay, which scripts and emoji are written with
 BLANK = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u200b\u2028\u2029\ufeff]")
+
+_HEAD = 1 << 14  # bytes by which a file's kind is told
+_SAVE = "save it as plain text in UTF-8, one sentence a line"
+_OTHER_KINDS = (
+    (re.escape(POINTER), "a pointer of Git LFS in place of the file", "git lfs pull, in the repository it is from"),
+    (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "text in UTF-16 or UTF-32", "iconv -f UTF-16 -t UTF-8 {name} > NEW"),
+    (rb"(?:[^\0]\0){8}|(?:\0[^\0]){8}", "text in UTF-16", "iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 {name} > NEW"),
+    (
+        rb"%PDF-|PK[\x03\x05]|\{\\rtf|\x1f\x8b|BZh[1-9]|\xfd7zXZ\0|\x28\xb5\x2f\xfd|(?s:.{257})ustar",
+        "a document, an archive or compressed",
+        f"unpack it, and {_SAVE}",
+    ),
+    (
+        rb"(?:\xef\xbb\xbf)?\s*<(?i:\?xml|!doctype|html|tmx|xliff|mteval|srcset|refset|tstset)\b",
+        "marked up (XML, SGM, TMX or HTML)",
+        f"take the sentences out of it, and {_SAVE}",
+    ),
+)
 
 
 class SuppliedText:
@@ -35,12 +53,19 @@ class SuppliedText:
         with damage_told(str(self.path)):
             stream: Any = self.path.open("rb", BUFFER)
         with stream:
-            check_kind(str(self.path), self.path.name, stream.peek(HEAD)[:HEAD], own=True)
+            self._check_kind(stream.peek(_HEAD)[:_HEAD])
             while line := stream.readline(_LONGEST + 1):
                 self.lines += 1
                 yield self._clean(line)
         if not self.lines:
             raise UserError(f"{self.path} is empty; give text with one sentence a line")
+
+    def _check_kind(self, head: bytes) -> None:
+        for magic, kind, how in _OTHER_KINDS:
+            if re.match(magic, head):
+                raise UserError(
+                    f"{self.path} is {kind}, expected plain text in UTF-8: {how.format(name=self.path.name)}"
+                )
 
     def _clean(self, line: bytes) -> bytes:
         where, name, data = f"{self.path}, line {self.lines:,}", self.path.name, line.removesuffix(b"\n")

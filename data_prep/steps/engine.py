@@ -28,8 +28,6 @@ from scripts.common.outputs import open_own, remove
 from scripts.common.terminal import clock
 
 MANY = 0.1  # a step that drops more than this share of a split's lines says so
-LONGEST = 1024
-"""The tokens of a line, its end counted, that fairseq's models take unless their configuration says otherwise."""
 
 
 class Engine:
@@ -151,9 +149,6 @@ class Engine:
                 )
         for path in sorted(path for path in self._work.iterdir() if path.name.startswith(tuple(LEARNT.values()))):
             copy_file(path, folder / path.name)
-        for name in files:
-            if name.startswith(("valid.", "test.")) and (found := long_lines(folder / name)):  # train's may be left out
-                self._pool.say(f"note: {name} {_long_lines_in_words(dataset, name, *found)}")
         counts = {
             "dataset": dataset.name,
             "source": self._states[0].report,
@@ -229,24 +224,6 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
 def _function(name: str, language: str | None, parameters: str) -> Callable[..., Any]:
     """A step's function, once a process: tokenisers and merge tables take a moment to make and remember words."""
     return STEPS[name].build(language, json.loads(parameters))
-
-
-def long_lines(path: Path) -> tuple[int, int] | None:
-    """The number of lines of more than LONGEST tokens, and the tokens of the longest; None if there are none."""
-    with open(path, "rb") as f:
-        lengths = [len(line.decode().split()) + 1 for line in f if len(line) >= 2 * LONGEST]
-    lengths = [length for length in lengths if length > LONGEST]
-    return (len(lengths), max(lengths)) if lengths else None
-
-
-def _long_lines_in_words(dataset: Dataset, name: str, lines: int, longest: int) -> str:
-    side = "source" if name.endswith(f".{dataset.source}") else "target"
-    flag = "tokens-per-sample" if dataset.target is None else f"max-{side}-positions"
-    return (
-        f"has {lines:,} lines of more than {LONGEST:,} tokens, the end of the line counted, the longest of "
-        f"{longest:,}; fairseq's models take no more unless told: set train.{flag}: {longest} in the configuration, or "
-        f"shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
-    )
 
 
 def _join(files: Sequence[Path], out: Path) -> None:

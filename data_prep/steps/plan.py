@@ -12,7 +12,6 @@ from data_prep.text import (
     characters,
     chinese,
     clean,
-    languages,
     moses,
     punctuation,
     sentencepiece,
@@ -120,22 +119,3 @@ def _check_step(key: str, step: Step, dataset: Dataset) -> None:
             registered.build(language, step.parameters)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
-
-
-def notes(dataset: Dataset) -> list[str]:
-    """Notes for people on languages that ``tokenise`` has no rules for, or that have no blanks between words."""
-    said = []
-    for language in dataset.languages:
-        names = [step.name for step in dataset.steps if language in (step.languages or dataset.languages)]
-        if "tokenise" not in names:
-            continue
-        if not tokenise.known_to_moses(language):
-            said.append(
-                f"note: Moses has no abbreviations for {language}: tokenise takes the English ones, as Moses does"
-            )
-        if "segment_chinese" not in names and languages.is_unspaced(language):
-            said.append(
-                f"note: {language} is written without blanks between words: to tokenise, a word is all that stands "
-                "between two marks; the step `sentencepiece` needs no words"
-            )
-    return said

@@ -16,7 +16,7 @@ from pathlib import Path
 from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
 from data_prep.steps.corpus import CHUNK, Context
-from data_prep.text.readers import HEAD, READERS, check_kind
+from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
 
 Rows = Iterator[tuple[str, Sequence[str]]]
@@ -80,7 +80,6 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
 
 def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
-    check_kind(piece.name, Path(piece.member).name, stream.peek(HEAD)[:HEAD])
     count, md5 = 0, hashlib.md5(usedforsecurity=False)
 
     def read() -> Iterator[str]:

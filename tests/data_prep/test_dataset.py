@@ -1,6 +1,5 @@
 """The files of datasets/, and what is said of one that is wrong."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from data_prep.dataset import FOLDER, load_dataset
 from data_prep.sources import kind_of
-from data_prep.steps.plan import notes, plan
+from data_prep.steps.plan import plan
 from scripts.common.errors import UserError
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -113,30 +112,6 @@ def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path, text: str, p
     (tmp_path / "tiny.yaml").write_text(text.replace("steps: [", SPLIT))
     found, passes = checked(tmp_path / "tiny.yaml")
     assert (len(found), passes) == (pieces, ["01-split_by_hash", "02-save_raw", "03-bpe", "04-apply_bpe"])
-
-
-@pytest.mark.parametrize(
-    ("target", "steps", "said"),
-    [
-        ("de", "[tokenise]", []),
-        ("swe_Latn", "[tokenise]", []),
-        ("sw", "[tokenise]", ["Moses has no abbreviations for sw: "]),
-        (
-            "tha",
-            "[tokenise]",
-            ["Moses has no abbreviations for tha: ", "tha is written without blanks .*sentencepiece"],
-        ),
-        ("zh", "[tokenise]", ["zh is written without blanks"]),
-        ("zh", "[{segment_chinese: {languages: [zh]}}, tokenise]", []),
-        ("th", "[{sentencepiece: {units: 9}}]", []),
-    ],
-)
-def test_a_language_without_rules_is_said_once(tmp_path: Path, target: str, steps: str, said: list[str]):
-    (tmp_path / "a.yaml").write_text(f"kind: text\nsource: en\ntarget: {target}\nsteps: {steps}\n")
-    found = notes(load_dataset(str(tmp_path / "a.yaml")))
-    assert len(found) == len(said)
-    for note, expected in zip(found, said, strict=True):
-        assert re.match(f"note: {expected}", note)
 
 
 @pytest.mark.parametrize("name", ["debian_en_xx", "missing/tiny.yaml", "tiny.yml"])

@@ -18,7 +18,6 @@ from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from data_prep.steps import corpus, whole
-from data_prep.steps.engine import long_lines
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
@@ -172,27 +171,6 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.
     with corpus.Pool(1) as pool, ExitStack() as stack:
         taken = list(whole._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
-
-
-@pytest.mark.parametrize(("target", "flag"), [("de", "max-source-positions"), (None, "tokens-per-sample")])
-def test_long_lines_are_said_with_the_setting_that_takes_them(tmp_path: Path, capsys, target: str | None, flag: str):
-    lengths = {"train": [5, 5000], "valid": [1023, 1024, 1500], "test": [7, *range(2000, 2012)]}
-    rows = {split: [(("x " * size).strip(), "x") for size in sizes] for split, sizes in lengths.items()}
-    made(tmp_path, rows, sides=2 if target else 1)
-    valid, test = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
-    assert "valid.en has 2 lines of more than 1,024 tokens" in valid
-    assert f"set train.{flag}: 1501 in the configuration" in valid
-    assert "step truncate or clean in own.yaml" in valid
-    assert "test.en has 12 lines" in test
-
-
-@pytest.mark.parametrize("space", [" ", "\u3000", "  \t"])
-def test_tokens_are_parted_as_fairseq_parts_them(tmp_path: Path, space: str):
-    from fairseq.tokenizer import tokenize_line
-
-    lines = [space.join(["é"] * count) for count in (1022, 1023, 1024, 1025)]
-    (tmp_path / "valid.en").write_text("".join(f"{line}\n" for line in lines))
-    assert long_lines(tmp_path / "valid.en") == (2, len(tokenize_line(lines[-1])) + 1)
 
 
 class Place:
