@@ -10,7 +10,6 @@ import gzip
 import io
 import lzma
 import posixpath
-import re
 import shutil
 import stat
 import struct
@@ -29,6 +28,7 @@ from scripts.common.outputs import open_own
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
+_NO_FILE = "a link or a device"
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
@@ -116,10 +116,9 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
         if name.endswith(".zip"):
             for entry in (zipped := zipfile.ZipFile(file)).infolist():
                 kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where the zip was not made on Unix
-                other = None if kind in (0, stat.S_IFREG) else "a link or a device"
-                inner = _plain(entry.filename.replace("\\", "/"))  # as some programs on Windows write it
+                inner = entry.filename.replace("\\", "/").removeprefix("./")  # as some programs on Windows write it
                 if not inner.endswith("/"):
-                    yield inner, other, None, partial(zipped.open, entry)
+                    yield inner, None if kind in (0, stat.S_IFREG) else _NO_FILE, None, partial(zipped.open, entry)
         elif packing is None:
             yield name, None, None, lambda: archive.open("rb")
         else:
@@ -128,21 +127,20 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
 
 def _tar_members(data: Any) -> Iterator[_Member]:
     """Yield the members of a tar, in one forward pass: it has no table of contents."""
-    kinds = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}
     with data, tarfile.open(fileobj=data, mode="r:") as tar:  # all its seeking goes forward
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
-            other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()
             if not info.isdir():
                 beside = posixpath.dirname(info.name) if info.issym() else ""
                 target = posixpath.normpath(posixpath.join(beside, info.linkname)) if info.linkname else None
-                yield _plain(info.name), other, target, partial(tar.extractfile, info)
+                yield (
+                    info.name.removeprefix("./"),
+                    None if info.isfile() else _NO_FILE,
+                    target,
+                    partial(tar.extractfile, info),
+                )
         while data.read(BUFFER):  # to where a compressed stream has its checksum
             pass
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"^(\./+)+", "", name)
 
 
 def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> io.BufferedReader:

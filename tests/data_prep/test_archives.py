@@ -106,9 +106,9 @@ STORED = zip_of_one("set/a", b"text" * 100)
     [
         ("a.tgz", tgz("/etc/text"), "leads out of the folder"),
         ("a.tgz", tgz("set/../../text"), "leads out of the folder"),
-        ("a.tgz", tgz("set/text", tarfile.SYMTYPE, "/etc/passwd"), "symbolic link to /etc/passwd"),
-        ("a.tgz", tgz("set/text", tarfile.LNKTYPE, "set/first"), "hard link to set/first"),
-        ("a.tgz", tgz("set/text", tarfile.FIFOTYPE), "is a device or pipe;"),
+        ("a.tgz", tgz("set/text", tarfile.SYMTYPE, "/etc/passwd"), "is a link or a device;"),
+        ("a.tgz", tgz("set/text", tarfile.LNKTYPE, "set/first"), "is a link or a device;"),
+        ("a.tgz", tgz("set/text", tarfile.FIFOTYPE), "is a link or a device;"),
         ("a.zip", zip_of_one("/etc/text"), "leads out of the folder"),
         ("a.zip", zip_of_one("set\\..\\..\\text"), "leads out of the folder"),
         ("a.zip", zip_of_one(create_system=3, external_attr=0o120777 << 16), "member a is a link"),

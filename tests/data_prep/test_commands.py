@@ -267,16 +267,6 @@ def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, c
     assert "nothing has changed" in capsys.readouterr().out
 
 
-def test_a_folder_with_none_of_the_files_is_refused_before_any_is_fetched(tmp_path: Path):
-    keys: dict[str, Any] = {"kind": "archives", "files": {"a.tgz": {"urls": ["http://127.0.0.1:9/a.tgz"]}}}
-    splits = {split: [{"file": "a.tgz", "members": {"de": "a", "en": split}}] for split in SPLITS}
-    given = tmp_path / "given"
-    given.mkdir()
-    (given / "train.en").touch()
-    with pytest.raises(UserError, match=r"--raw .*given has none of a\.tgz; put files there under these names"):
-        download(own_dataset(tmp_path, "normalise_space", **keys, splits=splits), raw=given, out=tmp_path / "out")
-
-
 def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
     raw, out = tmp_path / "archives", tmp_path / "out"
     pack(raw / "a.tgz", {f"{split}.en": b"one line\n" * 9 for split in SPLITS})
@@ -290,6 +280,8 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
         run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "prepare", "--workers", 1)
         assert re.search(f"== download: .*{said}", capsys.readouterr().out)
 
+    with pytest.raises(UserError, match=r"--raw .* has none of a\.tgz; put files there under these names"):
+        download(load_dataset(str(file)), raw=file.parent, out=tmp_path / "none")
     made("not complete yet")
     content = (raw / "a.tgz").read_bytes()
     described = json.loads((out / "raw" / "manifest.json").read_text())["files"]["a.tgz"]

@@ -122,12 +122,6 @@ def test_what_is_no_such_file_is_refused(tmp_path, site: Site, page, known, mess
     assert left(tmp_path) == [f"{known.get('name', 'a.txt')}.bad"] * kept
 
 
-@pytest.mark.parametrize("url", ["gopher://x/a", "http://x y/a", "file:///nowhere/c"])
-def test_addresses_at_which_nothing_is(tmp_path, url):
-    with pytest.raises(UserError, match=rf"cannot fetch a\.txt:\n  {re.escape(url)}: .+[^\d]\nGet a"):
-        get(tmp_path, url)
-
-
 def test_a_redirect_leads_to_no_file_of_this_machine(tmp_path, site: Site):
     last = site.add("/last", CONTENT, drop=[2000])
     first = site.add("/first", status=[(302, {"Location": last})] * 2)
@@ -156,13 +150,13 @@ def test_a_file_that_changed_at_its_source_stops_until_it_is_trusted(tmp_path, s
 
 
 def test_the_message_says_how_to_do_it_by_hand(tmp_path, site: Site):
-    first, second = site.url + "/gone", site.url + "/gone-too"
+    first, second, third = site.url + "/gone", "gopher://x/a", "file:///nowhere/c"
     with pytest.raises(UserError) as caught:
-        get(tmp_path, first, second, by_hand="Registration at https://data.example; research only.\n")
+        get(tmp_path, first, second, third, by_hand="Registration at https://data.example; research only.\n")
     error = r"\(22\) The requested URL returned error: 404[^\n]*"
     assert re.fullmatch(
-        rf"cannot fetch a\.txt:\n  {first}: {error}\n  {second}: {error}\n"
-        rf"Get a\.txt yourself from {first} or {second}, put it under this name into "
+        rf"cannot fetch a\.txt:\n  {first}: {error}\n  {second}: .+\n  {third}: .+\n"
+        rf"Get a\.txt yourself from {first} or {second} or {third}, put it under this name into "
         rf"{tmp_path / 'out'}, and run the same command again\.\n"
         r"Registration at https://data\.example; research only\.",
         str(caught.value),
@@ -190,20 +184,13 @@ def test_a_file_of_the_users_is_used_and_left_alone(tmp_path, site: Site, linkab
     assert got(tmp_path / "local", (tmp_path / "ä b").as_uri(), raw=tmp_path) == CONTENT  # not in raw
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "known", "why"),
-    [
-        ("a.txt", OTHER, SUM, "its SHA256 is "),
-        ("a.txt", b"", {"bytes": 5000}, "it has 0 bytes, 5,000 were expected"),
-        ("a.tgz", PAGE, {}, "it is a web page"),
-        ("a.tgz", gzip.compress(CONTENT)[:-9], {}, ".*is damaged or cut short"),
-    ],
-)
-def test_a_wrong_file_of_the_users_stops_and_stays(tmp_path, name, content, known, why):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"{name} is not the file that is needed: {why}.*Delete it or move it away"):
-        get(tmp_path, raw=tmp_path, name=name, **known)
-    assert (tmp_path / name).read_bytes() == content
+def test_a_wrong_file_of_the_users_stops_and_stays(tmp_path):
+    (tmp_path / "a.txt").write_bytes(OTHER)
+    with pytest.raises(
+        UserError, match=r"a.txt is not the file that is needed: its SHA256 .*Delete it or move it away"
+    ):
+        get(tmp_path, raw=tmp_path, **SUM)
+    assert (tmp_path / "a.txt").read_bytes() == OTHER
 
 
 def test_without_curl(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
     monkeypatch.setattr("data_prep.fetch.ATTEMPTS", 1)
-    with pytest.raises(UserError, match=r"bytes remaining.*\n.*a folder that you give with --from"):
+    with pytest.raises(UserError, match=r"bytes remaining(.|\n)*Or give the folder that it lies in with --from"):
         pretrained.get(MODEL, out=out, origin=site.url)
     assert not out.exists()
     manifest = pretrained.get(MODEL, out=out, origin=site.url, packed=True)
@@ -180,9 +180,9 @@ def bomb(kind: str) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("large", " would unpack to 6,291,456 bytes or more, expected at most 5,000,000"),
+        ("large", " unpacks to more than 5,000,000 bytes"),
         ("hard links", " unpacks to more than 5,000,000 bytes"),
-        ("sparse", " would unpack to 10,000,000,000,000 bytes or more, expected at most 5,000,000"),
+        ("sparse", " unpacks to more than 5,000,000 bytes"),
         ("sparse without a map", " is damaged or cut short"),
         ("packed once more", " unpacks to more than 5,000,000 bytes"),
         ("many", " holds more than 1,000 files"),
