@@ -69,6 +69,7 @@ class Engine:
         for path in set(self._work.glob("[0-9][0-9]-*/[!.]*")) - used:
             remove(path)
         (self._work / each.folder).mkdir()
+        log: list[dict[str, Any]]
         found: dict[str, Any] = {}
         with ExitStack() as stack:
             context = Context(before, self._work, each.folder, self.dataset.languages, self._pool, stack)

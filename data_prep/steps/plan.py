@@ -103,7 +103,8 @@ def _check_step(key: str, step: Step, dataset: Dataset) -> None:
     takes = {k: p for k, p in inspect.signature(registered.make).parameters.items() if k != "language"}
     needed = [name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
     check_fields(key, step.parameters, {name: each.annotation for name, each in takes.items()}, needed, f"{step.name}.")
-    splits = {*dataset.splits, *SPLITS, *(each.parameters.get("into") for each in dataset.steps)} - {None}
+    made = {each.parameters["into"] for each in dataset.steps if "into" in each.parameters}
+    splits = {*dataset.splits, *SPLITS, *made}
     for split in step.splits:
         require(key, split in splits, f"{step.name}.splits", split, f"some of {', '.join(sorted(splits))}")
     if step.languages and registered.kind != LINE:
