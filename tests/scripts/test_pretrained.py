@@ -164,15 +164,6 @@ def bomb(kind: str) -> Iterator[bytes]:
     elif kind == "many":
         for n in range(1001):
             yield tarfile.TarInfo(str(n)).tobuf()
-    elif kind == "long header":
-        member.type, member.size = tarfile.XHDTYPE, 1 << 30
-        yield from (member.tobuf(), zeros)
-    elif kind in ("negative", "negative header"):
-        member.type = tarfile.GNUTYPE_LONGNAME if kind.endswith("header") else tarfile.REGTYPE
-        header = bytearray(member.tobuf())
-        header[124:136] = (-512).to_bytes(12, "big", signed=True)
-        header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
-        yield bytes(header)
     yield bytes(1024)
 
 
@@ -186,9 +177,6 @@ def bomb(kind: str) -> Iterator[bytes]:
         ("sparse without a map", " is damaged or cut short"),
         ("packed once more", " unpacks to more than 5,000,000 bytes"),
         ("many", " holds more than 1,000 files"),
-        ("long header", r" is damaged or cut short \(bad header: it says that 1,073,741,824 bytes follow"),
-        ("negative", r" is damaged or cut short \(bad header: it says that -512 bytes follow"),
-        ("negative header", r" is damaged or cut short \(bad header: it says that -512 bytes follow"),
     ],
 )
 def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(tmp_path, monkeypatch, kind, message):
