@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from data_prep.dataset import Step
 from scripts.common.errors import UserError
 from scripts.common.outputs import open_own
 from scripts.common.process import end_with_parent
@@ -183,6 +184,11 @@ class Context:
             for name in dict.fromkeys(filter(None, chosen)):
                 rows = select(columns, [each == name for each in chosen])
                 self.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
+
+
+Log = list[dict[str, Any]]
+WholeStep = Callable[[Context, Step], Log]
+"""A step that sees the whole corpus: it takes the pass and itself, writes what changes, and returns its log."""
 
 
 def columns_of(block: Block) -> list[list[bytes]]:

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps.corpus import Block, Context, Pool, Text, select
+from data_prep.steps.filter import RAW, RAW_PREFIX
+from data_prep.steps.learn import LEARNT
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
-from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines, digest, read_json, write_json
 from scripts.common.outputs import open_own, remove

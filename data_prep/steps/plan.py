@@ -6,17 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import whole
-from data_prep.text import (
-    bpe,
-    characters,
-    chinese,
-    clean,
-    moses,
-    punctuation,
-    sentencepiece,
-    tokenise,
-)
+from data_prep.steps import learn
+from data_prep.steps.filter import deduplicate, hold_out, save_raw, split_by_hash
+from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, sentencepiece, tokenise
 from scripts.common.errors import UserError
 from scripts.common.schema import check_fields, require
 
@@ -27,7 +19,7 @@ class Registered(NamedTuple):
     """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
 
     kind: str
-    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``whole.WholeStep``."""
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``corpus.WholeStep``."""
     make: Callable[..., Any]
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
@@ -47,21 +39,21 @@ STEPS: dict[str, Registered] = {
     "segment_chinese": Registered(LINE, chinese.segmenter),
     "lowercase": Registered(LINE, lambda: characters.lowercase),
     "truncate": Registered(LINE, clean.truncater),
-    whole.APPLY_BPE: Registered(LINE, bpe.encoder),
+    learn.APPLY_BPE: Registered(LINE, bpe.encoder),
     "clean": Registered(PAIR, clean.pair_filter),
     "clean_corpus": Registered(PAIR, moses.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
-    "hold_out": Registered(WHOLE, whole.hold_out),
-    "split_by_hash": Registered(WHOLE, whole.split_by_hash),
-    "deduplicate": Registered(WHOLE, lambda: whole.deduplicate),
-    "save_raw": Registered(WHOLE, lambda: whole.save_raw),
-    "bpe": Registered(WHOLE, whole.learn_bpe),
-    "sentencepiece": Registered(WHOLE, whole.learn_sentencepiece),
+    "hold_out": Registered(WHOLE, hold_out),
+    "split_by_hash": Registered(WHOLE, split_by_hash),
+    "deduplicate": Registered(WHOLE, lambda: deduplicate),
+    "save_raw": Registered(WHOLE, lambda: save_raw),
+    "bpe": Registered(WHOLE, learn.learn_bpe),
+    "sentencepiece": Registered(WHOLE, learn.learn_sentencepiece),
 }
 _NAMED = sorted(STEPS)
 STEPS |= {  # parts of others, which have no name in a YAML
     "squeeze": Registered(LINE, lambda: moses.clean_line),
-    whole.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
+    learn.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
 }
 
 
@@ -85,8 +77,8 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         if step.name == "clean_corpus":  # it changes text, too: one space between tokens, and no |
             steps.append(Step(name="squeeze", splits=step.splits))
         steps.append(step)
-        if step.name in whole.LEARNT:
-            steps += whole.apply_steps(step, dataset.languages, work)
+        if step.name in learn.LEARNT:
+            steps += learn.apply_steps(step, dataset.languages, work)
     groups: list[list[Step]] = []
     for step in steps:
         if not groups or WHOLE in (STEPS[step.name].kind, STEPS[groups[-1][0].name].kind):

@@ -17,7 +17,7 @@ import pytest
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
-from data_prep.steps import corpus, whole
+from data_prep.steps import corpus, learn
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
@@ -37,7 +37,7 @@ PARTS = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks of a few lines."""
     monkeypatch.setattr(corpus, "CHUNK", 60)
-    monkeypatch.setattr(whole, "_COUNTED", 70)
+    monkeypatch.setattr(learn, "_COUNTED", 70)
 
 
 def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
@@ -134,7 +134,7 @@ def test_other_splits_stay_whole(tmp_path: Path, step: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_sentencepiece(tmp_path: Path, joint: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(whole, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    monkeypatch.setattr(learn, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out, again = (
         made(tmp_path, PARTS, "save_raw", {"sentencepiece": {"units": 90, "joint": joint}}, workers=workers)
         for workers in (1, 2)
@@ -169,7 +169,7 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
     found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
     with corpus.Pool(1) as pool, ExitStack() as stack:
-        taken = list(whole._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
+        taken = list(learn._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 
