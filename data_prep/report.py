@@ -44,8 +44,12 @@ def _sources(out: Path, counts: dict[str, Any]) -> list[str]:
     manifest = read_json(out / "raw" / "manifest.json")
     rows = [(name, each["bytes"], f"`{each['sha256']}`") for name, each in manifest["files"].items()]
     notes = {key: value for key, value in manifest.items() if key not in ("dataset", "kind", "files", "licence")}
-    said = yaml.safe_dump({**notes, **counts["source"]}, sort_keys=False, allow_unicode=True, width=10_000)
-    return ["## Sources", "", *table(("file", "bytes", "SHA-256"), rows), "```", *said.splitlines(), "```", ""]
+    notes |= counts["source"]
+    said = yaml.safe_dump(notes, sort_keys=False, allow_unicode=True, width=10_000)
+    return [
+        *("## Sources", "", *table(("file", "bytes", "SHA-256"), rows)),
+        *(("```", *said.splitlines(), "```", "") if notes else ()),
+    ]
 
 
 def _steps(counts: dict[str, Any]) -> list[str]:
