@@ -73,7 +73,7 @@ class Side:
 
 def look(sides: tuple[Side, Side]) -> None:
     """Read both files, the first ``_SAMPLE`` pairs closely."""
-    texts = [SuppliedText(side.path, invalid="error") for side in sides]
+    texts = [SuppliedText(side.path) for side in sides]
     for number, rows in enumerate(zip_longest(*texts)):
         for side, row in zip(sides, rows, strict=True):
             if row is None:

@@ -135,8 +135,9 @@ def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
     """Return the archive as a file, in ``folder`` if it was fetched, and where it came from, a folder or an address."""
     if re.match(r"(https?|ftp)://", origin):
         url = origin.rstrip("/") + "/" + archive
-        file = File(urls=(url,))
-        return fetch(archive, file, folder, raw=None, ledger=folder / "ledger.json", option="--from"), url
+        file = File(urls=(url,), by_hand="Or give the folder that it lies in with --from.")
+        fetch(archive, file, folder)
+        return folder / archive, url
     path = Path(origin) / archive
     if not path.is_file():
         raise UserError(
@@ -170,7 +171,7 @@ def unpack(archive: Path, folder: Path) -> Path:
                     raise UserError(f"{archive} unpacks to more than {MOST_BYTES:,} bytes; see where it comes from")
                 file.write(block)
 
-    for name, stream in iterate_members(archive, wanted, most_bytes=MOST_BYTES, links=links):
+    for name, stream in iterate_members(archive, wanted, links=links):
         write(name, stream)
     held = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     while followed := [name for name, target in links.items() if target in held and name not in held]:

@@ -25,7 +25,7 @@ from typing import IO, Any
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from data_prep.sources.supplied import BLANK
-from data_prep.steps.whole import APPLY_BPE
+from data_prep.steps.learn import APPLY_BPE
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json

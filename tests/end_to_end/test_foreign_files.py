@@ -31,6 +31,7 @@ GIVEN = {
     "own.yaml": f"kind: text\nsource: en\ntarget: de\nsteps: {STEPS}\n",
     "model.yaml": CONFIG,
     "lm.yaml": f"{CONFIG}score: {{metric: perplexity}}\n",
+    "text/manifest.json": "{}",
     **{f"text/train.{side}": "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in SIDES},
     **{f"prepared/{part}.{side}": f"a {part} {side}\n" for part in PARTS for side in SIDES},
     **{f"prepared/raw/test.{side}": "b\n" for side in SIDES},
@@ -49,7 +50,7 @@ SAID = {
 TRAINED = "--data data --model checkpoints/checkpoint_1_1.pt"
 # each as a user gives it in the folder of what is given, writing to OUT or beside it
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
-    "data_prep": (data_prep_command.main, "own.yaml --src text/train.en --tgt text/train.de --workers 1 --out OUT"),
+    "data_prep": (data_prep_command.main, "own.yaml --raw text --workers 1 --out OUT"),
     "download": (download.main, "own.yaml --raw text --out OUT"),
     "prepare": (prepare.main, "own.yaml --raw text --workers 1 --out OUT"),
     "binarise": (binarise.main, "own.yaml --prepared prepared --out OUT"),

@@ -90,7 +90,7 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
     monkeypatch.setattr("data_prep.fetch.ATTEMPTS", 1)
-    with pytest.raises(UserError, match=r"bytes remaining.*\n.*a folder that you give with --from"):
+    with pytest.raises(UserError, match=r"bytes remaining(.|\n)*Or give the folder that it lies in with --from"):
         pretrained.get(MODEL, out=out, origin=site.url)
     assert not out.exists()
     manifest = pretrained.get(MODEL, out=out, origin=site.url, packed=True)
@@ -164,15 +164,6 @@ def bomb(kind: str) -> Iterator[bytes]:
     elif kind == "many":
         for n in range(1001):
             yield tarfile.TarInfo(str(n)).tobuf()
-    elif kind == "long header":
-        member.type, member.size = tarfile.XHDTYPE, 1 << 30
-        yield from (member.tobuf(), zeros)
-    elif kind in ("negative", "negative header"):
-        member.type = tarfile.GNUTYPE_LONGNAME if kind.endswith("header") else tarfile.REGTYPE
-        header = bytearray(member.tobuf())
-        header[124:136] = (-512).to_bytes(12, "big", signed=True)
-        header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
-        yield bytes(header)
     yield bytes(1024)
 
 
@@ -180,15 +171,12 @@ def bomb(kind: str) -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("large", " would unpack to 6,291,456 bytes or more, expected at most 5,000,000"),
+        ("large", " unpacks to more than 5,000,000 bytes"),
         ("hard links", " unpacks to more than 5,000,000 bytes"),
-        ("sparse", " would unpack to 10,000,000,000,000 bytes or more, expected at most 5,000,000"),
+        ("sparse", " unpacks to more than 5,000,000 bytes"),
         ("sparse without a map", " is damaged or cut short"),
         ("packed once more", " unpacks to more than 5,000,000 bytes"),
         ("many", " holds more than 1,000 files"),
-        ("long header", r" is damaged or cut short \(bad header: it says that 1,073,741,824 bytes follow"),
-        ("negative", r" is damaged or cut short \(bad header: it says that -512 bytes follow"),
-        ("negative header", r" is damaged or cut short \(bad header: it says that -512 bytes follow"),
     ],
 )
 def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(tmp_path, monkeypatch, kind, message):
