@@ -1,13 +1,12 @@
 """Stand-ins for the models that the paper's authors published, on a server of this machine, to try `pretrained score`.
 
-    python -m tests.scripts.published_server DIR [NAME ...] [--damage NAME=HOW ...]
+    python -m tests.scripts.published_server DIR [NAME ...] [--damage NAME ...]
 
 Each archive of configs/published.yaml (or of the models NAME) is made with a small model of fairseq's own class,
 trained for some seconds and saved as one of fairseq's versions saved it. Its test set comes in archives of the true
 names, members and tags. The BLEU of fairseq's own model and search on that test set stands for the paper's figure. The
-command that scores them is printed. With a damaged model it ends with status 1 and names that model. HOW: weights (one
-layer's kernels are turned round), model (another model's file), dictionary (a type less), or lines (the test set lacks
-one).
+command that scores them is printed. With a damaged model, in which one layer's kernels are turned round, it ends with
+status 1 and names that model.
 """
 
 import argparse
@@ -16,9 +15,9 @@ import random
 import re
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
-DAMAGE = ("weights", "model", "dictionary", "lines")
 TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 150
 # a word in each language of the five; some with a hyphen or an ampersand, for compounds and escapes
 WORDS = [
@@ -216,12 +214,12 @@ def make_model(published: Published, test_set: SmallSet, updates: int) -> tuple[
 
 
 def archive(
-    published: Published, model: Any, args: Namespace, test_set: SmallSet, form: int, how: str, at: Path
+    published: Published, model: Any, args: Namespace, test_set: SmallSet, form: int, damaged: bool, at: Path
 ) -> bytes:
     """The .tar.gz: a folder with the model as a version of fairseq saved it, dictionaries and codes."""
     layout, settings, zipped = FORMS[form % len(FORMS)]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    if how == "weights":
+    if damaged:
         name = next(name for name in state if re.search(r"decoder.*conv\.(weight|weight_linear\.weight)$", name))
         state[name] = state[name].flip(-1 if "linear" not in name else 0)
     if layout != "late":
@@ -229,23 +227,18 @@ def archive(
         state = common.early_names(state, shared=shared, ancient=layout == "ancient")
     content = common.save(at, state, args, settings=settings, zipped=zipped).read_bytes()
     at.unlink()
-    files = dict(test_set.files)
-    if how == "dictionary":
-        name = f"dict.{test_set.dataset.target}.txt"
-        files[name] = b"".join(files[name].splitlines(keepends=True)[:-1])
-    folder = published.archive.removesuffix(".tar.gz")
-    members = {f"{folder}/{name}": content for name, content in {"model.pt": content, **files}.items()}
-    return packed(published.archive, members)
+    folder, files = published.archive.removesuffix(".tar.gz"), {"model.pt": content, **test_set.files}
+    return packed(published.archive, {f"{folder}/{name}": content for name, content in files.items()})
 
 
-def dataset_file(test_set: SmallSet, site: Site, file: Path, *, lines: int) -> None:
+def dataset_file(test_set: SmallSet, site: Site, file: Path) -> None:
     """Serve the archives of a test set, and write the dataset with their addresses in place of the true ones."""
     content = yaml.safe_load((FOLDER / f"{test_set.dataset.name}.yaml").read_text())
     sources = [one for source in test_set.dataset.splits["test"] for one in source.each()]
     share = -(-TEST_LINES // len(sources))
     members: dict[str, dict[str, bytes]] = {}
     for place, source in enumerate(sources):
-        pairs = test_set.test[:lines][place * share : (place + 1) * share]
+        pairs = test_set.test[place * share : (place + 1) * share]
         for side, language in enumerate(test_set.dataset.languages):
             members.setdefault(source.file, {})[source.members[language]] = segments([pair[side] for pair in pairs])
     for name, files in members.items():
@@ -266,10 +259,9 @@ def small_config(model: Published, folder: Path) -> Path:
 
 @contextmanager
 def published(
-    folder: Path, names: Sequence[str] = (), damage: Mapping[str, str] | None = None, *, updates: int = UPDATES
+    folder: Path, names: Sequence[str] = (), damaged: Collection[str] = (), *, updates: int = UPDATES
 ) -> Iterator[Path]:
     """Serve the models ``names`` (none: all), trained for ``updates`` (0: not at all); yields their table."""
-    damage = damage or {}
     known = read_published()
     chosen = [choose(known, name) for name in names] or each_archive(known)
     content = yaml.safe_load(FILE.read_text())
@@ -280,22 +272,19 @@ def published(
     with serving() as site:
         content["url"] = f"{site.url}/models/"
         for form, each in enumerate(chosen):
-            test_set, how = test_sets[each.of], damage.get(each.name, "")
+            test_set = test_sets[each.of]
             model, args = make_model(each, test_set, updates)
             content["models"][each.name]["config"] = str(small_config(each, folder))
             if updates:
                 content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
                 print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
-            of = each
-            if how == "model":
-                of = replace(each, operator={"LightConv": "DynamicConv", "DynamicConv": "LightConv"}[each.operator])
-                model, args = make_model(of, test_set, 0)
-            packed_model = archive(of, model, args, test_set, form, how, folder / "model.pt")
+            at = folder / "model.pt"
+            packed_model = archive(each, model, args, test_set, form, each.name in damaged, at)
             site.add(f"/models/{each.archive}", packed_model)
         for end, test_set in test_sets.items():
-            short = any(how == "lines" and name.endswith(end) for name, how in damage.items())
-            dataset_file(test_set, site, folder / f"{test_set.dataset.name}_small.yaml", lines=TEST_LINES - short)
-            content["test_sets"][end]["dataset"] = f"{test_set.dataset.name}_small.yaml"
+            file = folder / f"{test_set.dataset.name}_small.yaml"
+            dataset_file(test_set, site, file)
+            content["test_sets"][end]["dataset"] = str(file)
         table = folder / "published.yaml"
         table.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         yield table
@@ -307,11 +296,11 @@ def main() -> None:
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="models, as `pretrained list` prints them (default: all)"
     )
-    parser.add_argument("--damage", metavar="NAME=HOW", action="append", default=[], help=f"HOW: {', '.join(DAMAGE)}")
+    parser.add_argument("--damage", metavar="NAME", action="append", default=[], help="turn its kernels round")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # small models
-    with published(arguments.folder, arguments.names, dict(each.split("=") for each in arguments.damage)) as table:
+    with published(arguments.folder, arguments.names, arguments.damage) as table:
         print(
             f"\nserving, until Ctrl-C; in another terminal:\n  python -m scripts.pretrained score all --models {table}",
             end="",
