@@ -9,6 +9,7 @@ reference; the kernels of a position are those with which it predicts the next t
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,8 @@ def read_model(path: Path, data: Path) -> tuple[Any, Any]:
     """
     from fairseq import checkpoint_utils
 
-    overrides = {"data": str(data.resolve())}
     try:
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], {"data": str(data.resolve())})
     except RuntimeError as error:  # the plugin says in a sentence what is wrong with a checkpoint
         raise UserError(f"cannot load {path} with the dictionaries of {data}: {error}") from error
     return models[0].eval(), task
@@ -82,29 +82,28 @@ def kernels_of(model: Any, read: Mapping[str, Any]) -> list[Kernels]:
     import torch
 
     found: list[Kernels] = []
-    modules = {module: name for name, module in model.named_modules() if hasattr(module, "kernels")}
-    if not modules:
-        raise UserError(
-            f"no kernels to show: this {type(model).__name__} has no LightConv, DynamicConv or self-attention of the "
-            "plugin's in it"
-        )
 
-    def note(module: Any, inputs: tuple, options: dict[str, Any], _out: object) -> None:
+    def note(name: str, module: Any, inputs: tuple, options: dict[str, Any], _out: object) -> None:
         weights = module.kernels(inputs[0] if options.get("query") is None else options["query"])
         weights = weights[:, 0] if weights.dim() == 4 else weights  # the one sentence of the batch
-        side, layer = re.findall(r"(encoder|decoder)\.layers\.(\d+)", modules[module])[0]
+        side, layer = re.findall(r"(encoder|decoder)\.layers\.(\d+)", name)[0]
         width = weights.shape[-1]
         first = 1 - width if module.causal else -(width // 2)
         found.append(Kernels(side, int(layer) + 1, weights.float().numpy(), range(first, first + width)))
 
-    for module in modules:
-        module.register_forward_hook(note, with_kwargs=True)
+    for name, module in model.named_modules():
+        if hasattr(module, "kernels"):
+            module.register_forward_hook(partial(note, name), with_kwargs=True)
     given = {"src_tokens": read["decoder"][None]}
     if "encoder" in read:
         given = {"src_tokens": read["encoder"][None], "prev_output_tokens": read["decoder"][None]}
         given["src_lengths"] = torch.tensor([len(read["encoder"])])
     with torch.no_grad():
         model(**given)
+    if not found:
+        raise UserError(
+            f"no kernels to show: {type(model).__name__} has none of the plugin's convolutions or attention"
+        )
     return found
 
 
