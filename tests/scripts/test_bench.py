@@ -121,14 +121,14 @@ SMALL = "--lengths 3,20 --tokens 20 --channels 8 --heads 2 --kernel 5"
     ],
 )
 def test_commands_print_a_table_and_write_records(tmp_path, capsys, monkeypatch, arguments, count, heading):
-    sides = ("encoder", "decoder")
+    sizes = ("layers=1", "embed-dim=32", "ffn-embed-dim=32")
 
     def small(arch: str, vocab_size: int, flags: list[str], **task: str) -> Any:
-        flags = [*flags, *(f"--{side}-layers=1" for side in sides)]
-        if "conv" in arch:
-            flags += [f"--{side}-kernel-size-list=[31]" for side in sides]
+        more = [*sizes, *(["kernel-size-list=[31]"] if "conv" in arch else [])]
+        flags = [*flags, *(f"--{side}-{size}" for side in ("encoder", "decoder") for size in more)]
         return translation(arch, vocab_size, flags, **task)
 
+    monkeypatch.setattr(timing, "MIN_TURNS", 2)
     monkeypatch.setattr(decoding, "translation", small)
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
     monkeypatch.setattr(timing, "bf16_unsupported_reason", lambda: None)
@@ -153,6 +153,7 @@ def test_commands_print_a_table_and_write_records(tmp_path, capsys, monkeypatch,
 
 def test_both_precisions_take_turns(monkeypatch):
     """Every update in its own precision, on batches of several lengths; fairseq's convolutions in fp32 alone."""
+    monkeypatch.setattr(timing, "MIN_TURNS", 2)
     load_plugin()
     entries = training.in_precisions(training.models(16, [2, 1]), ["fp32", "bf16"])
     assert [entry.label for entry in entries if entry.precision == "bf16"] == [

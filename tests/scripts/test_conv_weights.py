@@ -9,6 +9,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
+from scripts import conv_weights
 from scripts.common.errors import UserError
 from scripts.conv_weights import Kernels, kernels_of, main
 from tests.compat.conftest import write_corpus
@@ -74,40 +75,32 @@ def test_convolving_with_the_drawn_kernels_gives_what_the_model_computes(options
         assert_close(out[:, 0], module.out_proj(mixed.float()) if attends else mixed, torch.float32)
 
 
-def test_the_picture_and_what_cannot_be_shown(tmp_path, capsys):
+def test_the_picture_and_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
     write_corpus(tmp_path)
     shutil.copy(tmp_path / "dict.en.txt", tmp_path / "dict.txt")  # of the language model
     for end in ("bin", "idx"):
         shutil.copy(tmp_path / f"valid.en-de.en.{end}", tmp_path / f"valid.{end}")
-    names: dict[str, Any] = {
-        "task": "translation",
-        "source_lang": "en",
-        "target_lang": "de",
-        "data": "x",
-        "criterion": "cross_entropy",
-    }
-    for file, options in (("model.pt", MIXED), ("plain.pt", {"arch": "transformer"})):
-        save(tmp_path / file, *make(**names, **options))
-    names = {"task": "language_modeling", "data": "x", "criterion": "cross_entropy", "tokens_per_sample": 16}
-    save(tmp_path / "lm.pt", *make(**names, **MODELS["language model"]))
-    out = tmp_path / "kernels.png"
+    out, of = tmp_path / "kernels.png", {"data": "x", "criterion": "cross_entropy"}
+    pair = of | {"task": "translation", "source_lang": "en", "target_lang": "de"}
+    save(tmp_path / "model.pt", *make(**pair, **MIXED))
+    save(tmp_path / "lm.pt", *make(**of, task="language_modeling", tokens_per_sample=16, **MODELS["language model"]))
 
-    def run(line: int, subset: str = "valid", model: str = "model.pt") -> None:
+    def run(model: str = "model.pt", line: int = 1, subset: str = "valid") -> str:
         given = ["--model", tmp_path / model, "--data", tmp_path, "--out", out, "--line", line, "--subset", subset]
         main([*map(str, given)])
+        return capsys.readouterr().out
 
-    run(1, model="lm.pt")
-    assert "2 layers in" in capsys.readouterr().out
-    run(1)
+    assert re.search(r"^decoder 2: [-+]\d \(0\.\d\d\)(, [-+]\d \(0\.\d\d\)){3}$", run(), re.MULTILINE)
     assert out.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert re.search(r"^decoder 2: [-+]\d \(0\.\d\d\)(, [-+]\d \(0\.\d\d\)){3}$", capsys.readouterr().out, re.MULTILINE)
-    for arguments, sentence in (
-        ((21,), "line 21 of valid.en-de.en: it has the lines 1 to 20"),
-        ((1, "test"), "no subset `test`"),
-        ((1, "valid", "plain.pt"), "no kernels to show"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            run(*arguments)
+    monkeypatch.setattr(conv_weights, "draw", lambda *_: None)  # one picture is enough
+    assert "2 layers in" in run("lm.pt")
+    with pytest.raises(UserError, match=r"line 21 of valid.en-de.en: it has the lines 1 to 20"):
+        run(line=21)
+    with pytest.raises(UserError, match="no subset `test`"):
+        run(subset="test")
     (tmp_path / "dict.en.txt").write_text("one 1\n")
     with pytest.raises(UserError, match="size mismatch"):
-        run(1)
+        run()
+    plain, ids = make(**pair, arch="transformer")[0], tokens(1, 9)[0]
+    with pytest.raises(UserError, match="no kernels to show"):
+        kernels_of(plain, {"encoder": ids, "decoder": ids})
