@@ -46,6 +46,7 @@ from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"
 FILE = CHECKOUT / "configs" / "published.yaml"  # its header says what it holds
+MANIFEST = "manifest.json"
 OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("DynamicConv", "dynamic")}
 AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no figure"  # the verdicts that are no failure
 
@@ -66,7 +67,6 @@ class Published:
     generate: dict[str, Any]
     measure: str
     url: str  # the folder of the archive
-    table: Path
     tolerance: float
     figure: float | None = None
     stands: str = ""
@@ -80,7 +80,7 @@ def read_published(file: Path = FILE) -> dict[str, Published]:
         kind, glu, of = name.split(".", 2)
         test_set = dict(content["test_sets"][of])
         about = {"tested_on": test_set.pop("name"), **test_set, **given, "config": file.parent / given["config"]}
-        about |= {"url": content["url"], "table": file, "tolerance": float(content["tolerance"])}
+        about |= {"url": content["url"], "tolerance": float(content["tolerance"])}
         models[name] = Published(name, *OPERATORS[kind], glu == "glu", of, **about)
     return models
 
@@ -160,7 +160,7 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
         packed: the model is there as model.safetensors with config.json, too.
     """
     check_replaceable(out)
-    before, origin = read_json(out / "manifest.json", {}), origin or model.url
+    before, origin = read_json(out / MANIFEST, {}), origin or model.url
     fetched = in_the_making(out.with_name(model.archive), ".fetched")
     ledger = fetched / "ledger.json"
     if re.match(r"(https?|ftp)://", origin):
@@ -184,7 +184,7 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
             check_model(model, folder)
             if packed:
                 convert(folder / "model.pt", folder / "model.safetensors")
-            write_json(folder / "manifest.json", manifest)
+            write_json(folder / MANIFEST, manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         remove(fetched)
         raise
@@ -223,7 +223,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
             outcomes[model.name] = _score(model, root, origin or model.url)
         except UserError as error:
             print(f"{model.name}: {error}", flush=True)
-            outcomes[model.name] = outcome(model, error=str(error).partition(";")[0].partition(":")[0])
+            outcomes[model.name] = outcome(model, error=re.split("[:;\n]", str(error))[0])
     path = root / "scores" / "scores.json"
     with lock(path.parent):  # the file keeps the outcomes of other models
         write_json(path, read_json(path, {}) | outcomes)
@@ -236,19 +236,18 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
 
 
 def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
-    folder = root / "scores" / model.name
-    with lock(folder):
-        command = ("scripts.pretrained", "get", model.name, "--from", origin, "--models", model.table)
-        first = _stage("model", root / model.name, {"archive": model.archive, "from": origin}, (), *command)
-        Pipeline({first.key: first}).run([first.key])
+    fetched, folder = root / model.name, root / "scores" / model.name
+    with lock(fetched), lock(folder):
+        if not (fetched / MANIFEST).is_file():
+            get(model, fetched, origin)
         config = folder / f"{model.name}.yaml"
         write_lines(config, configuration(model).splitlines())
-        stages = {stage.key: stage for stage in (first, *score_stages(model, root, config))}
-        pipeline = Pipeline(stages)
-        with lock(stages["download"].folder.parent / DATASET):
-            pipeline.run(["download"])
-        pipeline.run([key for key in stages if key not in (first.key, "download")])
-        found = read_json(stages["score"].folder / "scores.json")
+        pipeline = Pipeline({stage.key: stage for stage in score_stages(model, root, config)})
+        download, *others = pipeline.stages
+        with lock(pipeline.stages[download].folder.parent / DATASET):
+            pipeline.run([download])
+        pipeline.run(others)
+        found = read_json(pipeline.stages["score"].folder / "scores.json")
     how = f"{found['details'][model.measure]['signature']} {found['signature']}"
     result = outcome(model, found[model.measure], how)
     print(f"==== {model.name}: {result['score']} {result['ours']:.2f}, {result['verdict']}\n", flush=True)
@@ -261,11 +260,6 @@ def configuration(model: Published) -> str:
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def _stage(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> Stage:
-    words = ["-m", *map(str, command), "--out", str(out)]
-    return Stage(name, out, inputs, [words], before, replaces=name in ("model", "prepare", "binarise"))
-
-
 def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     """The stages from the test set to its scores, of a model that has been fetched."""
     of, fetched = model.dataset, root / model.name
@@ -275,18 +269,24 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     facts = dataset.facts("binarise")
     names = ("prepared", "binarised", "hypotheses", "scores")
     prepared, binarised, hypotheses, scores = (root / "scores" / model.name / name for name in names)
+
+    def stage(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> Stage:
+        words = ["-m", *map(str, command), "--out", str(out)]
+        return Stage(name, out, inputs, [words], before, replaces=name in ("prepare", "binarise"))
+
     download = ("data_prep.download", of, "--test-only")
     prepare = ("data_prep.prepare", of, "--raw", raw, "--codes", *codes)
     binarise = ("data_prep.binarise", of, "--prepared", prepared, "--dictionaries", fetched)
     model_of = ("--data", binarised, "--model", fetched / "model.pt")
     generate = ("scripts.generate", config, *model_of, "--prepared", prepared)
     score = ("scripts.score", config, "--dataset", of, "--hypotheses", hypotheses, "--prepared", prepared)
+    made_from = facts | {"model": read_json(fetched / MANIFEST)["sha256"]}
     return [
-        _stage("download", raw, {"files": facts["files"]}, (), *download),
-        _stage("prepare", prepared, facts, ("model", "download"), *prepare),
-        _stage("binarise", binarised, {}, ("prepare",), *binarise),
-        _stage("generate", hypotheses, model.generate, ("binarise",), *generate),
-        _stage("score", scores, {"measure": model.measure}, ("generate",), *score),
+        stage("download", raw, {"files": facts["files"]}, (), *download),
+        stage("prepare", prepared, made_from, ("download",), *prepare),
+        stage("binarise", binarised, {}, ("prepare",), *binarise),
+        stage("generate", hypotheses, model.generate, ("binarise",), *generate),
+        stage("score", scores, {"measure": model.measure}, ("generate",), *score),
     ]
 
 
