@@ -95,7 +95,7 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Pat
 
 @pytest.mark.parametrize("rename", range(7))
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_killed_run_leaves_the_older_folder_or_the_newer_one(tmp_path: Path, rename: int, moment: str):
+def test_a_killed_run_leaves_the_older_folder_or_the_newer_one(tmp_path: Path, rename: int, moment):
     out = tmp_path / "out"
     make(out)
     places = iter(range(100))
