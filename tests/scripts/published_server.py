@@ -244,8 +244,9 @@ def published(
     folder: Path, names: Sequence[str] = (), damaged: Collection[str] = (), *, updates: int = UPDATES
 ) -> Iterator[Path]:
     """Serve the models ``names`` (none: all), trained for ``updates`` (0: not at all); yields their table."""
-    known = read_published()
+    known, folder = read_published(), folder.resolve()
     chosen = [choose(known, name) for name in names] or each_archive(known)
+    spoilt = [choose(known, name) for name in damaged]
     content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     content["test_sets"] = {key: dict(value) for key, value in content["test_sets"].items()}
@@ -261,7 +262,7 @@ def published(
                 content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
                 print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
             at = folder / "model.pt"
-            packed_model = archive(each, model, args, test_set, form, each.name in damaged, at)
+            packed_model = archive(each, model, args, test_set, form, each in spoilt, at)
             site.add(f"/models/{each.archive}", packed_model)
         for end, test_set in test_sets.items():
             file = folder / f"{test_set.dataset.name}_small.yaml"
