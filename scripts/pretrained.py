@@ -116,7 +116,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     named = [path for path in found if path.name == "model.pt"]
     if len(named or found) == 1:
         return (named or found)[0]
-    there = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("*"))[:5]) or "nothing"
+    there = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
     raise UserError(f"{archive} holds {len(found)} checkpoints ({there}); expected one .pt file")
 
 
@@ -177,7 +177,7 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
             )
         with atomic_folder(out) as folder, TemporaryDirectory(dir=folder) as unpacked:
             checkpoint = unpack(archive, Path(unpacked))
-            for path in sorted(Path(unpacked).rglob("*"), key=lambda path: path.parent != checkpoint.parent):
+            for path in sorted(Path(unpacked).rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
                 if path.is_file() and path.suffix != ".pt" and not (folder / path.name).exists():
                     copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
             print(convert(checkpoint, folder / "model.pt"), flush=True)

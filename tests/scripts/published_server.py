@@ -134,7 +134,7 @@ def _words(units: str) -> str:
     return units.replace("@@ ", "")
 
 
-def train(model: Any, test_set: SmallSet, updates: int) -> None:
+def train(model: Any, test_set: SmallSet) -> None:
     """Train a little: a wrong conversion changes BLEU by tens."""
     lines = [
         [dictionary.encode_line(pair[side], add_if_not_exist=False).long() for pair in test_set.units[TEST_LINES:]]
@@ -143,7 +143,7 @@ def train(model: Any, test_set: SmallSet, updates: int) -> None:
     draw, pairs = random.Random(1), list(zip(*lines, strict=True))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     model.train()
-    for _ in range(updates):
+    for _ in range(UPDATES):
         sources, targets = zip(*draw.sample(pairs, 32), strict=True)
         lengths = torch.tensor([*map(len, sources)])
         beginnings = collate_tokens([line.roll(1) for line in targets], 1)
@@ -178,20 +178,22 @@ def figure(model: Any, test_set: SmallSet, published: Published) -> float:
     return float(BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(found, [references]).score)
 
 
-def make_model(published: Published, test_set: SmallSet, updates: int) -> tuple[Any, Namespace]:
+def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace]:
     """Train a model of fairseq's own class as the name says it is."""
     task = Namespace(source_dictionary=test_set.dictionaries[0], target_dictionary=test_set.dictionaries[1])
     arch = {"de-en": "iwslt_de_en", "en-de": "wmt_en_de_big", "en-fr": "wmt_en_fr_big", "zh-en": "wmt_zh_en_big"}
-    kind = {"LightConv": "lightweight", "DynamicConv": "dynamic"}[published.operator]
-    options: dict[str, Any] = {f"{side}_conv_type": kind for side in ("encoder", "decoder")}
+    options: dict[str, Any] = {f"{side}_conv_type": published.conv_type for side in ("encoder", "decoder")}
     # of LightConv, as the paper counts its parameters, in the encoder alone
-    options |= {"encoder_glu": published.glu, "decoder_glu": published.glu and kind == "dynamic", **SIZES}
+    options |= {
+        "encoder_glu": published.glu,
+        "decoder_glu": published.glu and published.conv_type == "dynamic",
+        **SIZES,
+    }
     options |= {"share_all_embeddings": test_set.dataset.binarise.joined_dictionary, "dropout": 0.0}
     options |= {"weight_softmax": True, "attention_dropout": 0.0, "weight_dropout": 0.0}
     options |= {"source_lang": test_set.dataset.source, "target_lang": test_set.dataset.target}
     model, args = common.theirs(task, f"lightconv_{arch[published.of[-5:]]}", **{**common.TINY, **options})
-    if updates:
-        train(model, test_set, updates)
+    train(model, test_set)
     return model, args
 
 
@@ -240,10 +242,8 @@ def small_config(model: Published, folder: Path) -> Path:
 
 
 @contextmanager
-def published(
-    folder: Path, names: Sequence[str] = (), damaged: Collection[str] = (), *, updates: int = UPDATES
-) -> Iterator[Path]:
-    """Serve the models ``names`` (none: all), trained for ``updates`` (0: not at all); yields their table."""
+def published(folder: Path, names: Sequence[str] = (), damaged: Collection[str] = ()) -> Iterator[Path]:
+    """Serve the models ``names`` (none: all); yields their table."""
     known, folder = read_published(), folder.resolve()
     chosen = [choose(known, name) for name in names] or each_archive(known)
     spoilt = [choose(known, name) for name in damaged]
@@ -256,11 +256,10 @@ def published(
         content["url"] = f"{site.url}/models/"
         for form, each in enumerate(chosen):
             test_set = test_sets[each.of]
-            model, args = make_model(each, test_set, updates)
+            model, args = make_model(each, test_set)
             content["models"][each.name]["config"] = str(small_config(each, folder))
-            if updates:
-                content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
-                print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
+            content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
+            print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
             at = folder / "model.pt"
             packed_model = archive(each, model, args, test_set, form, each in spoilt, at)
             site.add(f"/models/{each.archive}", packed_model)

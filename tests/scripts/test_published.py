@@ -9,11 +9,9 @@ import pytest
 
 from data_prep.dataset import load_dataset
 from lightconv_plugin import convert
-from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.pipeline.config import load_config
 from scripts.pretrained import (
-    Published,
     check_model,
     configuration,
     each_archive,
@@ -23,7 +21,7 @@ from scripts.pretrained import (
     score,
 )
 from scripts.tables.published import CONFIGS, read_tables
-from tests.scripts.published_server import published
+from tests.convert import common
 
 MODELS = read_published()
 JOINED = "dynamicconv.no_glu.wmt16.en-de"
@@ -97,15 +95,13 @@ def test_the_table():
 
 
 @pytest.fixture(scope="module")
-def fetched(tmp_path_factory) -> tuple[Published, Path]:
-    """A model with a dictionary for each side, and its folder; converted in this process, where fairseq is already."""
-    folder = tmp_path_factory.mktemp("fetched")
-    with pytest.MonkeyPatch.context() as patch, published(folder, [APART], updates=0) as table:
-        patch.setenv("no_proxy", "*")
-        patch.setattr(pretrained, "convert", lambda source, out: convert.main([str(source), str(out)]))
-        model = read_published(table)[APART]
-        pretrained.get(model, out=folder / "model")
-    return model, folder / "model"
+def converted(tmp_path_factory) -> Path:
+    """A folder as `get` makes it, of a DynamicConv from English to German."""
+    folder = tmp_path_factory.mktemp("converted")
+    words = common.write_dictionaries(folder, shared=False)
+    common.save(folder / "theirs.pt", *common.theirs(words, **common.TINY, **common.DYNAMIC))
+    convert.main([str(folder / "theirs.pt"), str(folder / "model.pt")])
+    return folder
 
 
 def shorten(path: Path) -> None:
@@ -115,17 +111,17 @@ def shorten(path: Path) -> None:
 @pytest.mark.parametrize(
     ("conv_type", "spoil", "message"),
     [
-        ("dynamic", Path.touch, rf"is not the model {APART}: its encoder_conv_type is lightweight, expected dynamic"),
-        ("lightweight", shorten, rf"dict.en.txt has 31 types .* the decoder of {APART} embeds 32: .* another model's"),
-        ("lightweight", Path.unlink, r"lightconv.tar.gz holds no dict.en.txt \(code, dict.de.txt, "),
+        ("lightweight", Path.touch, rf"is not the model {JOINED}: its encoder_conv_type is dynamic, expected light"),
+        ("dynamic", shorten, rf"dict.de.txt has 27 types .* the decoder of {JOINED} embeds 28: .* another model's"),
+        ("dynamic", Path.unlink, r"joined-dict.dynamicconv.tar.gz holds no dict.de.txt \(dict.en.txt, model.pt, "),
     ],
 )
-def test_a_wrong_model_is_refused_by_name(fetched, tmp_path, conv_type, spoil: Callable[[Path], object], message):
-    model, folder = fetched
-    check_model(model, shutil.copytree(folder, tmp_path / "model"))
-    spoil(tmp_path / "model" / "dict.en.txt")
+def test_a_wrong_model_is_refused_by_name(converted, tmp_path, conv_type, spoil: Callable[[Path], object], message):
+    folder = shutil.copytree(converted, tmp_path / "model")
+    check_model(MODELS[JOINED], folder)
+    spoil(folder / "dict.de.txt")
     with pytest.raises(UserError, match=message):
-        check_model(replace(model, conv_type=conv_type), tmp_path / "model")
+        check_model(replace(MODELS[JOINED], conv_type=conv_type), folder)
 
 
 def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd):
