@@ -33,13 +33,12 @@ from tests.killed import killed_at
 SIDES, PARTS = ("en", "de"), ("train", "valid", "test")
 CONFIG = "dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 3}\naverage: {by: update, last: 2}\n"
 STEPS = "[{split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, {save_raw: {}}, {bpe: {merges: 10}}]"
-TEXT = "".join(f"{{0}} number {n} of some lines\n" for n in range(60))
 GIVEN = {
     "own.yaml": f"kind: text\nsource: en\ntarget: de\nsteps: {STEPS}\n",
     "model.yaml": CONFIG,
     "lm.yaml": f"{CONFIG}score: {{metric: perplexity}}\n",
-    **{f"{folder}/train.{side}": TEXT.format(side) for folder in ("text", "raw") for side in SIDES},
-    "raw/manifest.json": "{}",
+    "text/manifest.json": "{}",
+    **{f"text/train.{side}": "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in SIDES},
     **{f"prepared/{part}.{side}": f"a {part} {side}\n" for part in PARTS for side in SIDES},
     **{f"prepared/raw/test.{side}": "b\n" for side in SIDES},
     **{f"data/{name}": "" for side in SIDES for name in (f"dict.{side}.txt", f"train.en-de.{side}.idx")},
@@ -60,7 +59,7 @@ PUBLISHED = "lightconv.no_glu.iwslt14.de-en"
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "data_prep": (data_prep_command.main, "own.yaml --raw text --workers 1 --out OUT"),
     "download": (download.main, "own.yaml --raw text --out OUT"),
-    "prepare": (prepare.main, "own.yaml --raw raw --workers 1 --out OUT"),
+    "prepare": (prepare.main, "own.yaml --raw text --workers 1 --out OUT"),
     "binarise": (binarise.main, "own.yaml --prepared prepared --out OUT"),
     "train": (train.main, "model.yaml --data data --out OUT"),
     "average": (average.main, "--checkpoints checkpoints --last 2 --by update --out OUT/model.pt"),
