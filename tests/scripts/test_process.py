@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import provenance
+from scripts.common import outputs, provenance
 from scripts.common.errors import UserError
 from scripts.common.files import count_lines, read_json, read_lines, write_json, write_lines
 from scripts.common.outputs import atomic_folder, lock
@@ -69,12 +69,14 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program that its parent was killed outright")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, how):
+def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, monkeypatch, how):
     parent = command(tmp_path, PARENT)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    with pytest.raises(UserError, match="another run is at work"), lock(tmp_path / "out", patience=0):
-        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(UserError, match="another run is at work"), lock(tmp_path / "out"):
+            pass
     parent.send_signal(how)
     status, _, said = ended(parent)
     assert status != 0

@@ -103,7 +103,8 @@ def test_what_a_user_has_edited_is_refused_by_name(done):
     done.dataset(DATASET + "steps: [save_raw]\n")
     status, _, err = done.run()
     assert (status, done.ran()) == (1, [])
-    assert "prepared would be replaced, and holds what this project did not write there as it is now: half" in err
+    assert "prepared would be replaced, and holds what this project did not write there" in err
+    assert "as it is now: prepared/half; move" in err
 
 
 def test_the_configuration_is_checked_before_anything_runs_unless_training_does_it_itself(done):
