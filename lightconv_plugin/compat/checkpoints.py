@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import errno
 import os
 import pickle
 import re
 import shutil
 import sys
+import types
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -154,20 +156,6 @@ def _why_unreadable(path: str, error: Exception) -> str:
     )
 
 
-def save(state: Any, file: IO[bytes]) -> None:
-    """Save with torch, which hides a full disk behind a complaint of its own.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
-
-
 def write_state(state: Any, path: Path) -> None:
     """Save with torch; the file is under its name when it is whole and on the disk.
 
@@ -175,7 +163,10 @@ def write_state(state: Any, path: Path) -> None:
         OSError: it cannot be written; ``path`` is as it was.
     """
     with whole_file(path) as file:
-        save(state, file)
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch hides a full disk behind a complaint of its own
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 @contextmanager
@@ -230,17 +221,6 @@ def save_checkpoints_whole() -> None:
         return dst_path
 
 
-class _Overlay:
-    """An object as it is, but for some attributes."""
-
-    def __init__(self, whole: Any, **changed: Any) -> None:
-        self._whole = whole
-        vars(self).update(changed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole, name)
-
-
 def keep_updates_at_epoch_ends() -> None:
     """All versions: `checkpoint_E_U.pt` is written after every --save-interval-updates.
 
@@ -257,5 +237,10 @@ def keep_updates_at_epoch_ends() -> None:
             return original(cfg, trainer, epoch_itr, val_loss)
         # fairseq goes on from checkpoint_last.pt: a kill before it is written makes both of the others again
         if not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0:
-            original(_Overlay(cfg, no_last_checkpoints=True), trainer, epoch_itr, val_loss)
-        return original(cfg, trainer, _Overlay(epoch_itr, end_of_epoch=lambda: False), val_loss)
+            without_last = copy.copy(cfg)
+            without_last.no_last_checkpoints = True
+            original(without_last, trainer, epoch_itr, val_loss)
+        within = types.SimpleNamespace(
+            epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict
+        )
+        return original(cfg, trainer, within, val_loss)

@@ -4,8 +4,6 @@ Embeddings, positions, the output layer and the walk through the blocks are thos
 paper, which only replaced self-attention.
 """
 
-import functools
-import itertools
 from typing import Any
 
 import torch
@@ -43,11 +41,6 @@ class LightConvEncoder(TransformerEncoderBase):
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         block = EncoderBlock(cfg, next(self._kernel_sizes))
         return checkpoint_wrapper(block) if cfg.checkpoint_activations else block
-
-    def for_search(self) -> "LightConvEncoder":
-        """Return the encoder for searches: where products are computed in bfloat16, a copy with packed weights."""
-        copied: LightConvEncoder = with_packed_weights(self)
-        return copied
 
     def forward_scriptable(
         self,
@@ -99,29 +92,16 @@ def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor
 
 
 def check_bands(cfg: Any, kind: str, types: int) -> None:
-    """Refuse cut-offs that do not part a dictionary of ``types`` into bands, and bands without a width.
-
-    Args:
-        cfg: as ``resolve`` gives it.
-        kind: "softmax" or "input", as in --adaptive-softmax-cutoff.
-        types: size of the dictionary.
+    """Refuse cut-offs of the adaptive "softmax" or "input" that do not part a dictionary of ``types`` into bands.
 
     Raises:
-        ValueError: the cut-offs do not rise, or end beyond the dictionary, or the last band's width is below 1.
+        ValueError: they do not rise from above 0, or end beyond the dictionary.
     """
-    cutoffs, factor = (getattr(cfg, f"adaptive_{kind}_{name}") for name in ("cutoff", "factor"))
-    if not cutoffs:
-        return
-    flag, width = f"--adaptive-{kind}", cfg.decoder.output_dim if kind == "softmax" else cfg.decoder.input_dim
-    if cutoffs[-1] > types:
-        raise ValueError(f"{flag}-cutoff {cutoffs} goes beyond the dictionary's {types} types; give smaller cut-offs")
-    if any(low >= high for low, high in itertools.pairwise([0, *cutoffs])):
-        raise ValueError(f"{flag}-cutoff is {cutoffs}; expected numbers that rise, from 1 on")
-    narrower = len(cutoffs) - (cutoffs[-1] == types)
-    if factor <= 0 or width < factor**narrower:
+    cutoffs = getattr(cfg, f"adaptive_{kind}_cutoff") or []
+    if [0, *cutoffs] != sorted({0, *cutoffs}) or max(cutoffs, default=0) > types:
         raise ValueError(
-            f"{flag}-factor {factor} leaves the last of {narrower + 1} bands no width, with {width} in the first; "
-            "give a smaller factor from 1 on, or fewer cut-offs"
+            f"--adaptive-{kind}-cutoff is {cutoffs}; expected numbers that rise, from 1 to at most {types}, the types "
+            "of the dictionary"
         )
 
 
@@ -148,12 +128,11 @@ class LightConvDecoder(TransformerDecoderBase):
             return features
         return apply_linear(self.output_projection, features)
 
-    @functools.cached_property
+    @property
     def stateful(self) -> list[Any]:
-        """The modules that keep something from step to step, as they were when the last search began."""
-        return [
-            module for module in self.modules() if hasattr(module, "reorder_incremental_state") and module is not self
-        ]
+        """The modules in it that keep something from step to step."""
+        parts = dict.fromkeys(modules_of(self)[1:])
+        return [part for part in parts if hasattr(type(part), "reorder_incremental_state")]
 
     def reserve_positions(self, count: int) -> None:
         """Have embeddings for so many positions; learned ones are as many as they are."""
@@ -161,14 +140,8 @@ class LightConvDecoder(TransformerDecoderBase):
             tokens = self.embed_positions.weights.new_zeros(1, count, dtype=torch.long)
             self.embed_positions(tokens, incremental_state={})
 
-    def for_search(self) -> "LightConvDecoder":
-        """Return the decoder for searches: where products are computed in bfloat16, a copy with packed weights."""
-        copied: LightConvDecoder = with_packed_weights(self)
-        return copied
-
     def read_source(self, encoder_out: dict[str, list[Tensor]], incremental_state: IncrementalState, rows: int) -> None:
         """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
-        self.__dict__.pop("stateful", None)
         (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
         numbers = torch.arange(len(padding), device=padding.device).unsqueeze(1).repeat(1, rows // len(padding))
         source, sentence = source.transpose(0, 1).contiguous(), numbers.flatten()
@@ -209,21 +182,8 @@ class LightConvDecoder(TransformerDecoderBase):
         logits = self.output_layer(x)
         return logits.squeeze(0) if newest.ndim == 1 else logits.transpose(0, 1)
 
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: IncrementalState | None = None,
-        *others: Any,
-        **options: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """As fairseq's: features (B, T, C), and the attention and inner states."""
-        if incremental_state is not None and not incremental_state:
-            self.__dict__.pop("stateful", None)  # a search begins: its modules are those that are there now
-        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
-
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""
+        """Hypothesis b continues hypothesis new_order[b]."""
         for module in self.stateful:
             module.reorder_incremental_state(incremental_state, new_order)
 
@@ -282,6 +242,10 @@ class LightConvModel(PluginModel, TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: nn.Module) -> LightConvDecoder:
         return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def for_search(self) -> tuple[Any, Any]:
+        """Return encoder and decoder for a search: copies with packed weights where products are in bfloat16."""
+        return with_packed_weights(self.encoder), with_packed_weights(self.decoder)
 
     def graph_refusal(self) -> str | None:
         """Return why a captured graph cannot hold a step of decoding, in words; None if one can."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.modules import modules_of
-from lightconv_plugin.tasks.device_search import DeviceSearch, Rules, SearchResult
+from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules, SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class CapturedSearch:
 
     def __init__(self, models: Sequence[Any], rules: Rules) -> None:
         self.models, self.rules = models, rules
-        self._sizes: OrderedDict[tuple[int, int, int, bool], _Graphs] = OrderedDict()
+        self._sizes: OrderedDict[tuple[int, int, int], _Graphs] = OrderedDict()
         self._places: list[int] = []  # where the weights lie that graphs read
 
     @property
@@ -57,26 +57,23 @@ class CapturedSearch:
         return sum(graphs.search.bytes for graphs in self._sizes.values())
 
     @torch.no_grad()
-    def __call__(
-        self, source: Tensor, prefix: Tensor, *, bos: int, min_len: int, max_len: int
-    ) -> tuple[SearchResult, int]:
+    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         """Search for a batch; return what was found, and how many sentences could not end.
 
         Args:
             source: (sentences, length).
-            prefix: (sentences, 0 to max_len), what hypotheses begin with; pad where any token may stand.
-            bos: what is before them.
+            bos: what is before the hypotheses.
             min_len, max_len: tokens before the end, which is not counted.
         """
         with torch.cuda.device_of(source):
-            return self._search(source, prefix, bos, min_len, max_len)
+            return self._search(source, bos, min_len, max_len)
 
-    def _search(self, source: Tensor, prefix: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
+    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         sentences, length = source.shape
-        size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), prefix.shape[1] > 0
+        size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1))
         graphs = self._of_size(size, source.device)
         search = graphs.search
-        search.give(source, prefix, bos=bos, min_len=min_len, max_len=max_len)
+        search.give(source, bos=bos, min_len=min_len, max_len=max_len)
         graphs.begin()
         counts = _Counts(search.beams.open)
         for step in range(max_len + 1):
@@ -86,20 +83,14 @@ class CapturedSearch:
                 break
         return search.found(sentences, step + 1), counts.read(step)
 
-    def _of_size(self, size: tuple[int, int, int, bool], device: torch.device) -> "_Graphs":
+    def _of_size(self, size: tuple[int, int, int], device: torch.device) -> "_Graphs":
         if [t.data_ptr() for t in self._present_weights()] != self._places:
             self._sizes.clear()
         if size not in self._sizes:
             pool = next(iter(self._sizes.values())).pool if self._sizes else None
-            sentences, length, longest, prefixed = size
+            sentences, length, longest = size
             search = DeviceSearch(
-                self.models,
-                self.rules,
-                sentences=sentences,
-                length=length,
-                longest=longest,
-                device=device,
-                prefixed=prefixed,
+                self.models, self.rules, sentences=sentences, length=length, longest=longest, device=device
             )
             graphs = self._sizes[size] = _Graphs(search, pool)
             # read where they are now, added positions too; held, so that no others can come to lie there
