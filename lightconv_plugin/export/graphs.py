@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder, embed_step
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import AverageAttention, DynamicConv, LightweightConv, SelfAttention, StandardConv
@@ -99,7 +99,7 @@ class Step(nn.Module):
             entry = {**entry, state.part: tensor.index_select(1, order)}
             state.module.set_incremental_state(incremental_state, entry)
         positions = None if decoder.embed_positions is None else decoder.embed_positions.at(position)
-        x = embed_step(decoder, tokens.reshape(1, -1), positions)
+        x = decoder.embed(tokens.reshape(1, -1), positions)
         for number, layer in enumerate(decoder.layers):
             if source:
                 keys, values = source[1 + 2 * number : 3 + 2 * number]

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel
-from lightconv_plugin.models.resolve import resolve
+from lightconv_plugin.models.hub import PluginModel
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
+from lightconv_plugin.models.resolve import check_bands, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import (
     AverageAttention,
@@ -81,30 +82,6 @@ class LightConvEncoder(TransformerEncoderBase):
         }
 
 
-def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
-    """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
-    x: Tensor = decoder.embed_scale * decoder.embed_tokens(tokens)
-    if decoder.project_in_dim is not None:
-        x = decoder.project_in_dim(x)
-    if positions is not None:
-        x = x + positions
-    return x if decoder.layernorm_embedding is None else decoder.layernorm_embedding(x)
-
-
-def check_bands(cfg: Any, kind: str, types: int) -> None:
-    """Refuse cut-offs of the adaptive "softmax" or "input" that do not part a dictionary of ``types`` into bands.
-
-    Raises:
-        ValueError: they do not rise from above 0, or end beyond the dictionary.
-    """
-    cutoffs = getattr(cfg, f"adaptive_{kind}_cutoff") or []
-    if [0, *cutoffs] != sorted({0, *cutoffs}) or max(cutoffs, default=0) > types:
-        raise ValueError(
-            f"--adaptive-{kind}-cutoff is {cutoffs}; expected numbers that rise, from 1 to at most {types}, the types "
-            "of the dictionary"
-        )
-
-
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
@@ -128,6 +105,12 @@ class LightConvDecoder(TransformerDecoderBase):
             return features
         return apply_linear(self.output_projection, features)
 
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
+        """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""
+        return None
+
+    # ---- for searches, which take a step at a time ----
+
     @property
     def stateful(self) -> list[Any]:
         """The modules in it that keep something from step to step."""
@@ -148,6 +131,15 @@ class LightConvDecoder(TransformerDecoderBase):
         for module in self.stateful:
             if isinstance(module, SourceAttention):
                 module.read(source, padding, sentence if ops.takes("attend", source) else numbers, incremental_state)
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
+        x: Tensor = self.embed_scale * self.embed_tokens(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if positions is not None:
+            x = x + positions
+        return x if self.layernorm_embedding is None else self.layernorm_embedding(x)
 
     def step(self, newest: Tensor, position: Tensor, incremental_state: IncrementalState) -> Tensor:
         """Take a step of which every number is a tensor, so that a captured graph of it serves all steps.
@@ -172,7 +164,7 @@ class LightConvDecoder(TransformerDecoderBase):
             if newest.ndim == 2:
                 position = position + torch.arange(newest.shape[1], device=position.device)
             positions = table[self.padding_idx + 1 :].index_select(0, position).unsqueeze(1)
-        x = self.dropout_module(embed_step(self, tokens, positions))
+        x = self.dropout_module(self.embed(tokens, positions))
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]
         if self.layer_norm is not None:
@@ -204,10 +196,6 @@ class LightConvDecoder(TransformerDecoderBase):
                 module.reorder_within_sentences(incremental_state, new_order, kept)
             else:
                 module.reorder_incremental_state(incremental_state, new_order)
-
-    def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
-        """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""
-        return None
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)

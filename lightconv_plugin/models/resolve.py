@@ -172,3 +172,17 @@ def _kernel_sizes(args: Namespace, side: str) -> list[int]:
             f"layer, or one for all, or change --{side}-layers"
         )
     return sizes
+
+
+def check_bands(cfg: Any, kind: str, types: int) -> None:
+    """Refuse cut-offs of the adaptive "softmax" or "input" that do not part a dictionary of ``types`` into bands.
+
+    Raises:
+        ValueError: they do not rise from above 0, or end beyond the dictionary.
+    """
+    cutoffs = getattr(cfg, f"adaptive_{kind}_cutoff") or []
+    if [0, *cutoffs] != sorted({0, *cutoffs}) or max(cutoffs, default=0) > types:
+        raise ValueError(
+            f"--adaptive-{kind}-cutoff is {cutoffs}; expected numbers that rise, from 1 to at most {types}, the types "
+            "of the dictionary"
+        )
