@@ -19,7 +19,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -104,25 +103,27 @@ def graphs_of(model: Any) -> dict[str, Graph]:
             source.append(Port(f"values.{number}", "float32", ("sentences", heads, "length", width)))
         result["encoder"] = Graph(encoder, [Port("tokens", "int64", ("sentences", "length"))], source)
     rows = ("sentences", "beam")
-    states = [
-        Port(f"state.{number}", "float32", ("past" if state.length is None else state.length, "previous", state.width))
-        for number, state in enumerate(step.states)
-    ]
-    inputs = [Port("tokens", "int64", rows), Port("parents", "int64", rows), Port("position", "int64", (1,))]
+    inputs = [Port("tokens", "int64", rows), Port("parents", "int64", rows), Port("position", "int64", (1,)), *source]
     outputs = [Port("log_probs", "float32", (*rows, step.vocab_size))]
     for number, state in enumerate(step.states):
-        kept = ("past + 1" if state.length is None else state.length, "sentences * beam", state.width)
-        outputs.append(Port(f"next.{number}", "float32", kept))
-    result["step"] = Graph(step, [*inputs, *source, *states], outputs)
+        before, after = ("past", "past + 1") if state.length is None else (state.length, state.length)
+        inputs.append(Port(f"state.{number}", "float32", (before, "previous", state.width)))
+        outputs.append(Port(f"next.{number}", "float32", (after, "sentences * beam", state.width)))
+    result["step"] = Graph(step, inputs, outputs)
     return result
 
 
-def codes_of(task: Any, checkpoint: Path) -> Path:
+def codes_of(task: Any, checkpoint: Path) -> Path | None:
     """Find what cuts the source into units, beside the checkpoint, the dictionaries, or where ``reproduce`` leaves it.
+
+    Returns:
+        None, where words are whole.
 
     Raises:
         CodesError: it is not there.
     """
+    if units_of(task.source_dictionary.symbols) is None:
+        return None
     cfg = getattr(task, "cfg", None) or task.args
     data = Path(cfg.data.split(":")[0]).resolve()
     return find_codes(getattr(cfg, "source_lang", None), checkpoint.parent, data, data.parent / "prepared")
@@ -183,7 +184,6 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], checkpoint: str) 
     starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module
     return {
-        "version": 1,
         "model": type(model).__name__,
         "checkpoint": checkpoint,
         "pad": target.pad(),
@@ -208,7 +208,6 @@ def _manifest(model: Any, task: Any, graphs: dict[str, Graph], checkpoint: str) 
             {"name": f"state.{number}", "next": f"next.{number}", "length": state.length, "width": state.width}
             for number, state in enumerate(step.states)
         ],
-        "versions": {name: metadata.version(name) for name in ("torch", "numpy", *PACKAGES)},
     }
 
 
@@ -233,16 +232,14 @@ def compare(
         given["encoder_out"] = model.encoder(tokens, src_lengths=tokens.ne(manifest["pad"]).sum(1))
     history = np.full((sentences * beam, 0), 0)
     state = exported.start(sentences)
+    shape = (sentences, beam)
     parents: np.ndarray = np.arange(sentences).repeat(beam)
     for position in range(min(steps, manifest["max_target"])):
-        if position > 0:
-            parents = draw.permutation(beam * sentences).reshape(sentences, beam)
-            # of its own sentence
-            parents = (parents % beam + beam * np.arange(sentences)[:, None]).reshape(-1)
+        if position > 0:  # each continues one of its own sentence
+            parents = (draw.integers(beam, size=shape) + beam * np.arange(sentences)[:, None]).reshape(-1)
             history = history[parents]
         newest = draw.integers(low, manifest["vocab_sizes"]["target"], (sentences * beam, 1))
         history = np.concatenate([history, newest], axis=1)
-        shape = (sentences, beam)
         got, state = exported.step(newest.reshape(shape), parents.reshape(shape), position, source, state)
         output = model.decoder(torch.from_numpy(history), **given)
         expected = model.get_normalized_probs(output, log_probs=True)[:, -1].numpy().reshape(got.shape)
@@ -290,13 +287,10 @@ def main(arguments: list[str] | None = None) -> None:
     with refusing(f"export {given.checkpoint}", ExportError, given.out):
         model, task = load(given.checkpoint, given.data)
         codes, lacking = given.codes, ""
-        if codes is None and units_of(task.source_dictionary.symbols):
-            try:
-                codes = codes_of(task, given.checkpoint)
-            except CodesError as error:
-                lacking = (
-                    f"{error}, or export again with --codes FILE: decode.py takes text in units alone, with --units"
-                )
+        try:
+            codes = codes or codes_of(task, given.checkpoint)
+        except CodesError as error:
+            lacking = f"{error}, or export again with --codes FILE: decode.py takes text in units alone, with --units"
         manifest = export(model, task, given.out, checkpoint=given.checkpoint.name, codes=codes)
     sizes = ", ".join(f"{file.name} {file.stat().st_size / 1e6:.1f} MB" for file in sorted(given.out.iterdir()))
     print(f"{manifest['model']}: its exported steps give its log-probabilities\nwrote {given.out}: {sizes}")

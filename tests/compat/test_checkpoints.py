@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import fractions
 import functools
-import operator
 import os
 import pickle
-import subprocess
 import traceback
 import zipfile
 from argparse import Namespace
@@ -132,15 +129,10 @@ class Reduced:
         return self.call
 
 
-CODE = "open('marker', 'w')"
 ATTACKS = {
     "posix.system": Reduced(os.system, "touch marker"),
-    "eval": Reduced(eval, CODE),
-    "exec": Reduced(exec, CODE),
+    "eval": Reduced(eval, "open('marker', 'w')"),
     "getattr": Reduced(getattr, Namespace, "__init__"),
-    "__import__": Reduced(builtins.__import__, "os"),
-    "Popen": Reduced(subprocess.Popen, ["touch", "marker"]),
-    "operator.attrgetter": Reduced(operator.attrgetter, "__init__.__globals__"),
     "functools.partial": Reduced(functools.partial, os.system, "touch marker"),
     "fractions.Fraction": fractions.Fraction(1, 2),  # harmless, but no checkpoint holds it
 }

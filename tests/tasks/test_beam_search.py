@@ -110,7 +110,7 @@ OPTIONS = {
         *((arch, "captured") for arch in OURS),
     ],
 )
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 500),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
