@@ -33,13 +33,9 @@ class CapturedSearch:
     A batch takes the next larger size; sentences and words that are not there are padding. On a CPU the same functions
     are called. All graphs compute in one pool of memory. It is freed with this object.
 
-    A graph has one step, and not several: they would save what lies between two graphs, some microseconds of 400 or
-    more (an estimate), and take up to as many steps in vain when the last sentence is over.
-
-    A batch does not move to a smaller size when sentences end. In float16 an H100's kernels take 0.76 ms for a step of
-    512 rows and 0.49 for one of 4. So moves would save a tenth of a batch of 128 whose lengths differ by a fifth (by
-    arithmetic; a fifth in float32). Further sizes would have to be captured and kept for each length of the source, and
-    a test set has some 50 such batches.
+    A graph has one step: several would save some microseconds of 400 or more (an estimate), and take steps in vain. A
+    batch keeps its size when sentences end: moves would save a tenth of it (by arithmetic, from 0.76 ms of kernels for
+    512 rows and 0.49 for 4, in float16 on an H100), and further sizes would have to be captured and kept.
 
     Args:
         models: those whose ``graph_refusal()`` is None.
