@@ -146,8 +146,7 @@ def _why_unreadable(path: str, error: Exception) -> str:
     elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
         found = "it does not hold what a checkpoint holds"  # torch's text is advice to read it without the check
     else:
-        lines = str(error).strip().splitlines() or ["no message"]
-        found = f"{type(error).__name__}: {lines[0][:200]}"
+        found = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     size = os.path.getsize(path) if os.path.exists(path) else 0
     return (
         f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {found}). The file is damaged, truncated or "
