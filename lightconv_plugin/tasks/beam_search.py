@@ -135,8 +135,6 @@ class BeamSearchGenerator(SequenceGenerator):
             refused = "constraints"
         elif prefix_tokens is not None and prefix_tokens.shape[1]:
             refused = "a prefix"
-        elif "src_tokens" not in sample["net_input"]:
-            refused = "a source that is not of tokens"
         if refused is None:
             return self._search(sample["net_input"], self.eos if bos_token is None else bos_token)
         if self.stepwise is not None:
