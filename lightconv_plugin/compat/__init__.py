@@ -23,7 +23,6 @@ def apply() -> None:
     checkpoints.save_checkpoints_whole()
     checkpoints.keep_updates_at_epoch_ends()
     training.restore_numpy_compat()
-    training.embed_positions_of_empty_batches()
     training.train_in_bfloat16_without_tpu()
     training.name_all_flags_at_once()
     training.train_data_parallel_on_cpu()

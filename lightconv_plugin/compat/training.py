@@ -6,7 +6,6 @@ import inspect
 import os
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,22 +35,6 @@ def restore_numpy_compat() -> None:
             if "interpolation" in kwargs:
                 kwargs["method"] = kwargs.pop("interpolation")
             return original(*args, **kwargs)
-
-
-def embed_positions_of_empty_batches() -> None:
-    """All versions: sinusoids of no sentences, or of sentences without words, are none.
-
-    fairseq leaves a size to be worked out, which cannot be for an empty tensor.
-    """
-    from fairseq.modules import SinusoidalPositionalEmbedding
-
-    @shim(SinusoidalPositionalEmbedding, "forward")
-    def none_for_none(
-        original: Original, self: Any, input: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        if input.numel() == 0 and incremental_state is None:
-            return self.weights.new_empty(*input.shape, self.embedding_dim)
-        return original(self, input, incremental_state, *args, **kwargs)
 
 
 def train_in_bfloat16_without_tpu() -> None:
@@ -92,7 +75,7 @@ def name_all_flags_at_once() -> None:
 def _lacking_flags(args: Any) -> list[tuple[str, str]]:
     """Reasons why a training with these flags would fail, and for each the flags that mend it."""
     from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
-    from fairseq.utils import eval_str_list, split_paths
+    from fairseq.utils import eval_str_list
 
     lacking = []
     language_model = issubclass(ARCH_MODEL_REGISTRY[args.arch], FairseqLanguageModel)
@@ -111,17 +94,6 @@ def _lacking_flags(args: Any) -> list[tuple[str, str]]:
     if criterion == "adaptive_loss" and args.ddp_backend in ("c10d", "pytorch_ddp"):
         reason = f"adaptive_loss does not train with --ddp-backend {args.ddp_backend}"
         lacking.append((reason, "--ddp-backend legacy_ddp"))
-    dictionary = Path(split_paths(args.data)[0] if args.data else "", "dict.txt")
-    if language_model and cutoffs and dictionary.is_file():
-        types = 4 + sum(1 for _ in dictionary.open("rb"))  # and <s>, <pad>, </s>, <unk>
-        if cutoffs[-1] > types:
-            reason = f"the cut-offs {cutoffs} go beyond the {types} types of {dictionary}"
-            cutoffs = [types // 10, types // 3]
-            lacking.append((reason, f"--adaptive-softmax-cutoff {cutoffs[0]},{cutoffs[1]}"))
-    tied = cutoffs and getattr(args, "adaptive_input", False) and args.tie_adaptive_weights
-    if tied and eval_str_list(args.adaptive_input_cutoff, type=int) != cutoffs:
-        flag = f"--adaptive-input-cutoff {','.join(map(str, cutoffs))}"
-        lacking.append(("--tie-adaptive-weights needs the softmax's cut-offs for the input too", flag))
     if args.optimizer is None:
         lacking.append(("--optimizer is missing", "--optimizer adam --lr 0.001"))
     if args.max_tokens is None and args.batch_size is None:
@@ -131,12 +103,6 @@ def _lacking_flags(args: Any) -> list[tuple[str, str]]:
 
 def _on_cpu(cfg: Any) -> bool:
     return not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available())
-
-
-def _launched_processes() -> int:
-    """Return how many processes torchrun started; 1 where it did not start this one."""
-    launched = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
-    return int(os.environ["WORLD_SIZE"]) if launched else 1
 
 
 def train_data_parallel_on_cpu() -> None:
@@ -162,9 +128,9 @@ def train_data_parallel_on_cpu() -> None:
 
 
 def _use_launched_processes(cfg: Any) -> None:
-    processes = _launched_processes()
     if cfg.distributed_backend == "nccl":
         cfg.distributed_backend = "gloo"
+    processes = int(os.environ.get("WORLD_SIZE", 1))  # as torchrun says it
     if cfg.distributed_init_method is None and processes > 1:
         cfg.distributed_init_method = "env://"
         cfg.distributed_world_size = processes
@@ -196,7 +162,7 @@ def divide_by_the_loss_scale_once() -> None:
 
 
 def refuse_what_cannot_train() -> None:
-    """All versions: mistakes get a sentence instead of a deep error, a silent second training, or no checkpoint."""
+    """All versions: mistakes get a sentence instead of a deep error, or no checkpoint."""
     from fairseq.trainer import Trainer
 
     @shim(Trainer, "__init__")
@@ -206,15 +172,6 @@ def refuse_what_cannot_train() -> None:
                 "python -O leaves out asserts, in one of which fairseq writes checkpoint_last.pt and "
                 "checkpoint_best.pt: train without -O (and without PYTHONOPTIMIZE)."
             )
-        if hasattr(cfg, "common") and _on_cpu(cfg):
-            if cfg.common.fp16:
-                raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
-            processes = _launched_processes()
-            if processes > 1 and cfg.distributed_training.distributed_world_size == 1:
-                part = "distributed_training.distributed_"
-                raise SetupError(
-                    f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
-                    f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
-                    f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
-                )
+        if hasattr(cfg, "common") and _on_cpu(cfg) and cfg.common.fp16:
+            raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
         return original(self, cfg, *args, **kwargs)

@@ -1,5 +1,6 @@
 """The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
 
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -434,10 +435,10 @@ def test_in_a_block(normalize_before, hooked, cuda_kernels, monkeypatch):
     """Its norm after the sum is the operator's, unless somebody watches the norm."""
     called = mock.Mock(wraps=ops.residual_norm)
     monkeypatch.setattr(ops, "residual_norm", called)
-    block, x = Residual(6, dropout=0.0, normalize_before=normalize_before), draw(F32, 3, 2, 6)
+    block, x = Residual(Namespace(embed_dim=6, normalize_before=normalize_before), 0.0), draw(F32, 3, 2, 6)
     if hooked:
         block.layer_norm.register_forward_hook(lambda *_: None)
-    out = block(x, lambda y: 2 * y)
+    out = block(x, 2 * block.before(x))
     want = x + 2 * block.layer_norm(x) if normalize_before else F.layer_norm(3 * x, (6,))
     assert_close(out.detach(), want.detach())
     assert called.called == (not normalize_before and not hooked)

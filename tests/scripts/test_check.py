@@ -187,7 +187,7 @@ def test_a_model_that_reads_words_is_built(tmp_path, data):
     vectors.write_text("1 32\nw1 " + " ".join(["0.5"] * 32) + "\n")
     assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}") == ""
     assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}", data) == ""
-    with pytest.raises(UserError, match="does not divide"):
+    with pytest.raises(UserError, match="do not divide"):
         said(tmp_path, f"train: {{encoder-embed-path: {vectors}, encoder-conv-heads: 5}}", data)
 
 
