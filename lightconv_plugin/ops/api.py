@@ -12,6 +12,9 @@ from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
 from lightconv_plugin.ops.sequences import Place
 
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int32, torch.int64)
+
 
 class SequenceOptions(TypedDict, total=False):
     """Options of a call of the modules, for type checkers."""
@@ -158,15 +161,12 @@ def _run(
         raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    (bias, activation, residual), plain = epilogue, place.plain
-    finishes = bias is not None or activation is not None or residual is not None
-    if finishes or not plain:
-        check_tensors(
-            operator, cu_seqlens=place.cu_seqlens, initial_state=place.initial_state, bias=bias, residual=residual
-        )
-        place.check(operator, x, width, padding_l)
-    if finishes:
-        _check_epilogue(operator, x, *epilogue)
+    bias, activation, residual = epilogue
+    check_tensor(operator, "bias", bias, x.shape[-1:], FLOATS, x.device)
+    check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
+    _check_place(operator, x, width, padding_l, place)
     native = choose_backend(operator, backend, x, weight) == "native"
     conv = partial(
         partial(_native, operator) if native else getattr(reference, operator),
@@ -174,12 +174,26 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    found = conv(x, weight) if plain else sequences.convolve(conv, x, weight, padding_l, place, native=native)
-    if not finishes:
-        return found
-    if isinstance(found, Tensor):
-        return reference.epilogue(found, *epilogue)
-    return reference.epilogue(found[0], *epilogue), found[1]
+    out, state = sequences.convolve(conv, x, weight, padding_l, place, native=native)
+    out = reference.epilogue(out, *epilogue)
+    return out if state is None else (out, state)
+
+
+def _check_place(operator: str, x: Tensor, width: int, padding_l: int, place: Place) -> None:
+    offsets, state = place.cu_seqlens, place.initial_state
+    check_tensor(operator, "cu_seqlens", offsets, ("N",), INTEGERS, x.device)
+    if offsets is not None and offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        given = offsets.tolist()
+        if not given or given[0] != 0 or given[-1] != x.shape[0] or given != sorted(given):
+            raise ValueError(f"{operator}: cu_seqlens must rise from 0 to the {x.shape[0]} rows of x; got {given[:9]}")
+    if (state is not None or place.return_state) and padding_l != width - 1:
+        raise ValueError(
+            f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
+            f"got padding_l = {padding_l}"
+        )
+    sentences = offsets.shape[0] - 1 if offsets is not None else x.shape[0 if place.batch_first else 1]
+    shape = (sentences, width - 1) if place.batch_first else (width - 1, sentences)
+    check_tensor(operator, "initial_state", state, (*shape, x.shape[-1]), (x.dtype,), x.device)
 
 
 def _native(
@@ -202,7 +216,7 @@ def _native(
     weight, softmax = prepare_kernel(weight, normalization, x.dtype)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    out = autograd.conv(x, initial_state, weight, softmax, operator, padding_l, dropconnect, seed, offsets)
+    out = autograd.conv(x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
     return out if out.dtype == dtype else out.to(dtype)
 
 
@@ -223,42 +237,41 @@ def check_operands(
         )
     if x.is_nested:
         raise ValueError(f"{operator}: a nested tensor is packed sentences: x.values(), and cu_seqlens=x.offsets()")
-    if x.ndim != dims.count(",") + 2 or weight.ndim != weight_ndim:
+    fits = x.ndim == dims.count(",") + 2 and weight.ndim == weight_ndim
+    if not fits or x.dtype not in FLOATS or weight.dtype not in FLOATS or x.device != weight.device:
         raise ValueError(
-            f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
-            f"got x {tuple(x.shape)} and weight {tuple(weight.shape)}"
+            f"{operator}: expected x ({dims}, C) and weight {weight_shape}, floating-point of at least 16 bits, on one "
+            f"device; got x {tuple(x.shape)}, {x.dtype} on {x.device}, "
+            f"and weight {tuple(weight.shape)}, {weight.dtype} on {weight.device}"
         )
-    floating = x.is_floating_point() and weight.is_floating_point()
-    if not floating or x.dtype.itemsize == 1 or weight.dtype.itemsize == 1:
-        raise ValueError(
-            f"{operator}: expected floating-point tensors of at least 16 bits; "
-            f"got x {x.dtype} and weight {weight.dtype}"
-        )
-    if x.device != weight.device:
-        raise ValueError(f"{operator}: expected x and weight on one device; got {x.device} and {weight.device}")
     if not weight.shape[-1]:
         raise ValueError(f"{operator}: expected kernels of one weight at least; got weight {tuple(weight.shape)}")
     if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
 
 
-def check_tensors(operator: str, **given: object) -> None:
-    """Refuse what is neither a tensor nor None."""
-    for name, value in given.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(value).__name__}")
-
-
-def _check_epilogue(
-    operator: str, x: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
+def check_tensor(
+    operator: str,
+    name: str,
+    given: Tensor | None,
+    shape: tuple[int | str, ...],
+    types: tuple[torch.dtype, ...],
+    device: torch.device,
 ) -> None:
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
-    for name, given, shape in (("bias", bias, x.shape[-1:]), ("residual", residual, x.shape)):
-        if given is None:
-            continue
-        if given.shape != shape or given.device != x.device or not given.is_floating_point():
-            raise ValueError(
-                f"{operator}: {name} is expected as {tuple(shape)}, floating-point on {x.device}; "
-                f"got {tuple(given.shape)}, {given.dtype} on {given.device}"
-            )
+    """Check a tensor that may be left out; "N" in ``shape`` is any size.
+
+    Raises:
+        ValueError: another shape, type or device.
+        TypeError: it is no tensor.
+    """
+    if given is None:
+        return
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(given).__name__}")
+    fits = given.ndim == len(shape) and all(n in (m, "N") for n, m in zip(shape, given.shape, strict=True))
+    if not fits or given.dtype not in types or given.device != device:
+        sizes = str(tuple(shape)).replace("'", "")
+        raise ValueError(
+            f"{operator}: {name} is expected as {sizes}, {' or '.join(map(str, types))} on {device}; "
+            f"got {tuple(given.shape)}, {given.dtype} on {given.device}"
+        )

@@ -8,7 +8,7 @@ from lightconv_plugin.ops import backend
 from tests.cuda_build.autograd import backward
 
 FORWARD = {"light_conv", "dynamic_conv"}
-BOTH = {*FORWARD, "light_conv_backward", "dynamic_conv_backward"}
+BOTH = {*FORWARD, "conv_backward"}
 
 
 def weights(time, batch, heads, width, **options):

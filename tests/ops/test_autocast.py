@@ -9,8 +9,8 @@ import torch
 from lightconv_plugin import ops
 from lightconv_plugin.modules import LightweightConv
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.fused import training
-from tests.ops.test_fused_training import defined_loss
+from lightconv_plugin.ops.fused import train
+from tests.ops.test_fused_train import defined_loss
 from tests.tolerances import assert_close
 
 BF16 = torch.bfloat16
@@ -114,7 +114,7 @@ def test_weights_of_attention(p, backend):
     q, k = (torch.randint(1, 9, (1, 1, n, 2)).to(BF16) for n in (4, 6))
     want = torch.softmax(q.double() @ k.double().transpose(2, 3) / 2**0.5, dim=-1)
     with torch.autocast("cpu", BF16):
-        _, weights = training.attention(q, k, k, None, p, need_weights=True)
+        _, weights = train.attention(q, k, k, None, p, need_weights=True)
     assert weights is not None
     assert_close(weights, want, torch.float32)
 

@@ -22,8 +22,6 @@ GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cuda_configure", "cuda_gather"}
 # of captured training: elsewhere than on a GPU their definitions run
 ON_GPUS_ALONE = {"update_decide", "adam_step"}
-# elsewhere than on a CPU states are copied in front of x
-ON_CPUS_ALONE = {"behind_state_backward"}
 # the definition is all there is
 WITHOUT_KERNEL = {
     *((name, "cpu") for name in ("glu_mask", "residual_norm", "step_candidates", "search_step")),
@@ -51,13 +49,12 @@ def call(device: str) -> tuple[Tensor, ...]:
 
 def test_every_operator_is_known():
     names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
-    known = OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS | ON_GPUS_ALONE | ON_CPUS_ALONE
+    known = OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS | ON_GPUS_ALONE
     assert {name for space, name in names if space == "lightconv"} == known
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    for alone, there, elsewhere in ((ON_GPUS_ALONE, "CUDA", "CPU"), (ON_CPUS_ALONE, "CPU", "CUDA")):
-        for name in alone:
-            assert has(f"lightconv::{name}", there)
-            assert not has(f"lightconv::{name}", elsewhere)
+    for name in ON_GPUS_ALONE:
+        assert has(f"lightconv::{name}", "CUDA")
+        assert not has(f"lightconv::{name}", "CPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
