@@ -276,5 +276,6 @@ class DynamicConv(TimeConv):
             return apply_linear(self.weight_linear, query).view(*places, self.heads, self.kernel_size)
         groups = query.view(*places, self.query_heads, query.shape[-1] // self.query_heads)
         # every group through the whole map, of which its own heads are kept: the map may be an adapter's
-        every = self.weight_linear(groups).view(*places, self.query_heads, self.query_heads, -1)
+        own = self.heads // self.query_heads * self.kernel_size
+        every = self.weight_linear(groups).view(*places, self.query_heads, self.query_heads, own)
         return every.diagonal(dim1=-3, dim2=-2).movedim(-1, -2).reshape(*places, self.heads, self.kernel_size)
