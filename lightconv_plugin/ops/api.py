@@ -2,7 +2,7 @@
 
 from functools import partial
 from operator import index
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from torch import Tensor
 from lightconv_plugin.ops import autograd, reference, sequences
 from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
-from lightconv_plugin.ops.sequences import Place
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
@@ -47,22 +46,7 @@ def light_conv(
 def light_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-def light_conv(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    padding_l: int,
-    normalization: str = "softmax",
-    dropconnect: float = 0.0,
-    batch_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    return_state: bool = False,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+def light_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
 
     See ``reference.light_conv`` for the definition.
@@ -71,26 +55,25 @@ def light_conv(
         x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
         weight: (H, K).
         padding_l, normalization, dropconnect: see the definition.
-        batch_first: of x, the result and states; without a copy.
+        batch_first: of x, the result and states; without a copy. False unless given.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
             and sees no other. Offsets are checked on a CPU alone. Native code on a CPU reads and writes them as they
             lie; else it costs a copy of x, of DynamicConv's kernels and of the result, and
             max(padding_l, K - 1 - padding_l) further positions a sentence.
         initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. On a CPU it is read where it
             lies; on a GPU it costs a copy of x and of DynamicConv's kernels. Packed sentences are the B of states.
-        return_state: also return the last K - 1 inputs, the next call's initial state.
+        return_state: also return the last K - 1 inputs, the next call's initial state. False unless given.
         bias: (C,), added to the result.
         activation: None, "silu" or "swish", which are the same; after the bias.
         residual: as x, added last; see ``reference.epilogue``.
-        backend: see ``backend.choose_backend``.
+        backend: "auto" unless given; see ``backend.choose_backend``.
 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
             convolution that looks ahead, or an unknown normalisation, activation or backend.
         TypeError: what should be a tensor is none.
     """
-    place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
-    return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
+    return _convolve("light_conv", x, weight, **options)
 
 
 @overload
@@ -105,7 +88,20 @@ def dynamic_conv(
 def dynamic_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-def dynamic_conv(
+def dynamic_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
+
+    See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
+    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
+
+    Raises:
+        ValueError, TypeError: as ``light_conv``.
+    """
+    return _convolve("dynamic_conv", x, weight, **options)
+
+
+def _convolve(
+    operator: str,
     x: Tensor,
     weight: Tensor,
     *,
@@ -121,31 +117,8 @@ def dynamic_conv(
     residual: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
-
-    See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
-    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
-
-    Raises:
-        ValueError, TypeError: as ``light_conv``.
-    """
-    place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
-    return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
-
-
-def _run(
-    operator: str,
-    x: Tensor,
-    weight: Tensor,
-    padding_l: int,
-    normalization: str,
-    dropconnect: float,
-    place: Place,
-    epilogue: tuple[Tensor | None, str | None, Tensor | None],
-    backend: str,
-) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run the backend on one sequence (T, B, C)."""
-    dims = "total" if place.cu_seqlens is not None else "B, T" if place.batch_first else "T, B"
+    dims = "total" if cu_seqlens is not None else "B, T" if batch_first else "T, B"
     dynamic = operator == "dynamic_conv"
     ndim, shape = (dims.count(",") + 3, f"({dims}, H, K)") if dynamic else (2, "(H, K)")
     check_operands(operator, x, weight, ndim, shape, dims)
@@ -154,19 +127,30 @@ def _run(
             f"dynamic_conv: one kernel a position is expected, weight ({dims}, H, K) with {dims} = "
             f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
-    width = weight.shape[-1]
+    width, channels = weight.shape[-1], x.shape[-1]
     if not isinstance(padding_l, (int, torch.SymInt)) and hasattr(padding_l, "__index__"):
         padding_l = index(padding_l)  # of numpy, or a tensor of one number
     if not isinstance(padding_l, (int, torch.SymInt)) or not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    bias, activation, residual = epilogue
-    check_tensor(operator, "bias", bias, x.shape[-1:], FLOATS, x.device)
-    check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
     if activation not in (None, "silu", "swish"):
         raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
-    _check_place(operator, x, width, padding_l, place)
+    check_tensor(operator, "bias", bias, (channels,), FLOATS, x.device)
+    check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
+    check_tensor(operator, "cu_seqlens", cu_seqlens, ("N",), INTEGERS, x.device)
+    if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
+        offsets = cu_seqlens.tolist()
+        if not offsets or offsets[0] != 0 or offsets[-1] != len(x) or offsets != sorted(offsets):
+            raise ValueError(f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {offsets[:9]}")
+    if (initial_state is not None or return_state) and padding_l != width - 1:
+        raise ValueError(
+            f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
+            f"got padding_l = {padding_l}"
+        )
+    sentences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0 if batch_first else 1]
+    before = (sentences, width - 1) if batch_first else (width - 1, sentences)
+    check_tensor(operator, "initial_state", initial_state, (*before, channels), (x.dtype,), x.device)
     native = choose_backend(operator, backend, x, weight) == "native"
     conv = partial(
         partial(_native, operator) if native else getattr(reference, operator),
@@ -174,26 +158,19 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    out, state = sequences.convolve(conv, x, weight, padding_l, place, native=native)
-    out = reference.epilogue(out, *epilogue)
+    out, state = sequences.convolve(
+        conv,
+        x,
+        weight,
+        padding_l,
+        batch_first=batch_first,
+        offsets=cu_seqlens,
+        state=initial_state,
+        return_state=return_state,
+        native=native,
+    )
+    out = reference.epilogue(out, bias, activation, residual)
     return out if state is None else (out, state)
-
-
-def _check_place(operator: str, x: Tensor, width: int, padding_l: int, place: Place) -> None:
-    offsets, state = place.cu_seqlens, place.initial_state
-    check_tensor(operator, "cu_seqlens", offsets, ("N",), INTEGERS, x.device)
-    if offsets is not None and offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        given = offsets.tolist()
-        if not given or given[0] != 0 or given[-1] != x.shape[0] or given != sorted(given):
-            raise ValueError(f"{operator}: cu_seqlens must rise from 0 to the {x.shape[0]} rows of x; got {given[:9]}")
-    if (state is not None or place.return_state) and padding_l != width - 1:
-        raise ValueError(
-            f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
-            f"got padding_l = {padding_l}"
-        )
-    sentences = offsets.shape[0] - 1 if offsets is not None else x.shape[0 if place.batch_first else 1]
-    shape = (sentences, width - 1) if place.batch_first else (width - 1, sentences)
-    check_tensor(operator, "initial_state", state, (*shape, x.shape[-1]), (x.dtype,), x.device)
 
 
 def _native(

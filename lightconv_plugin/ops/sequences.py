@@ -6,7 +6,7 @@ outputs there are left out.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,24 +15,24 @@ from torch import Tensor
 from lightconv_plugin.ops import reference
 
 
-class Place(NamedTuple):
-    """The places of sentences in x, and the inputs before them; see ``api.light_conv``."""
-
-    batch_first: bool
-    cu_seqlens: Tensor | None
-    initial_state: Tensor | None
-    return_state: bool
-
-
 def convolve(
-    conv: Callable[..., Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place, *, native: bool
+    conv: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    *,
+    batch_first: bool,
+    offsets: Tensor | None,
+    state: Tensor | None,
+    return_state: bool,
+    native: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run ``conv`` on sentences that lie and begin as ``place`` says; return its result and the state asked for, or None.
+    """Run ``conv`` on sentences that lie and begin as ``api.light_conv`` says. A state that is not asked for is None.
 
     The ``native`` one takes states and offsets of packed sentences on a CPU, the definition states alone.
     """
-    offsets, width, on_cpu = place.cu_seqlens, weight.shape[-1], native and x.is_cpu
-    state = _turned(place.initial_state) if place.batch_first else place.initial_state
+    width, on_cpu = weight.shape[-1], native and x.is_cpu
+    state = _turned(state) if batch_first else state
     if offsets is not None:
         x, weight = x.unsqueeze(1), weight if weight.ndim == 2 else weight.unsqueeze(1)
         if on_cpu:
@@ -40,20 +40,20 @@ def convolve(
         else:
             out = convolve_packed(conv, x, weight, padding_l, offsets, state).squeeze(1)
     else:
-        if place.batch_first:
+        if batch_first:
             x, weight = _turned(x), _turned(weight)
         if on_cpu or not native or state is None:
             out = conv(x, weight, initial_state=state)
         else:
             out = _convolve_behind(conv, x, weight, state)
-        out = _turned(out) if place.batch_first else out
-    if not place.return_state:
+        out = _turned(out) if batch_first else out
+    if not return_state:
         return out, None
     if native and offsets is None and x.shape[0] >= width - 1:
         last = x[x.shape[0] - width + 1 :]
     else:
         last = final_state(x, width, offsets, state)
-    return out, (_turned(last) if place.batch_first else last).clone(memory_format=torch.contiguous_format)
+    return out, (_turned(last) if batch_first else last).clone(memory_format=torch.contiguous_format)
 
 
 def _turned(x: Any) -> Any:

@@ -95,9 +95,7 @@ class _Dropout(Function):
         return grad * torch.ops.lightconv.dropout(ones, ctx.p, seed), None, None
 
 
-def residual_norm(
-    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float
-) -> Tensor:
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
     """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of a shape (..., C)."""
     whole = p < 1.0 and x.shape == y.shape
     if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
