@@ -135,7 +135,8 @@ def test_steps_without_the_future_and_without_padding(name):
 )
 def test_a_state_keeps_what_later_steps_see(name, kept):
     """And attention projects the newest position alone."""
-    module, state, projected = build(name, 4, causal=True), {}, []
+    module, projected = build(name, 4, causal=True), []
+    state: dict = {}
     for layer in (getattr(module, part, None) for part in ("q_proj", "k_proj", "v_proj")):
         if layer is not None:
             layer.register_forward_hook(lambda _, given, __: projected.append(given[0].shape[0]))

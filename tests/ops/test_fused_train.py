@@ -330,7 +330,7 @@ def normed(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "channels"), CHANNELS)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     count=st.integers(0, 11),
     p=st.sampled_from([0.0, 0.3]),
