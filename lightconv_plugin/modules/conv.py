@@ -77,15 +77,6 @@ class TimeConv(StepByStep):
         self.batch_first = batch_first
         self.backend = backend
 
-    @property
-    def dropconnect(self) -> float:
-        """The probability of dropping, whether weights are dropped now or not."""
-        return self.weight_dropout.p
-
-    @dropconnect.setter
-    def dropconnect(self, p: float) -> None:
-        self.weight_dropout.p = p
-
     def check_features(self, x: Tensor, features: int | None, name: str) -> None:
         """Refuse inputs of another width than the module was made for."""
         if x.shape[-1] != features:
@@ -188,7 +179,7 @@ class TimeConv(StepByStep):
     def extra_repr(self) -> str:
         return (
             f"channels={self.channels}, kernel_size={self.kernel_size}, heads={self.heads}, causal={self.causal}, "
-            f"dropconnect={self.dropconnect} per {self.dropconnect_per}, "
+            f"dropconnect={self.weight_dropout.p} per {self.dropconnect_per}, "
             f"normalization={self.normalization}, backend={self.backend}"
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, reference
 from tests.ops import native
+from tests.ops.equation import packed
 from tests.ops.philox import factors
 from tests.tolerances import assert_close
 
@@ -87,8 +88,7 @@ def test_states_and_packed_sentences(name, dtype, K, device):
         x, weight, state = (t.detach().double() if exact else t.detach() for t in (x, weight, state))
         given = x.requires_grad_(), weight.requires_grad_(), state.requires_grad_()
         if exact:
-            definition = getattr(reference, name)
-            out = reference.packed(definition, x, weight, offsets, initial_state=state, **options)
+            out = packed(name, x, weight, offsets, initial_state=state, **options)
         else:
             places = {"cu_seqlens": offsets.to(device), "initial_state": state}
             out, last = getattr(ops, name)(x, weight, return_state=True, **places, **options)

@@ -86,7 +86,7 @@ def test_dropconnect_is_drawn_per_position_or_per_kernel_in_training(conv, per):
     assert (inner == inner[0, 0]).all() == shared
     assert not torch.equal(module(x), module(x))  # the next update has another mask
     assert f"dropconnect=0.5 per {per}" in repr(module)
-    module.dropconnect = 0.0
+    module.weight_dropout.p = 0.0
     assert torch.equal(module(x), module(x))
 
 

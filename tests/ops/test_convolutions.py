@@ -13,6 +13,7 @@ from torch import Tensor
 from lightconv_plugin.ops import reference
 from tests.ops import native
 from tests.ops.conftest import each_run
+from tests.ops.equation import packed
 from tests.ops.philox import factors, philox
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -136,7 +137,7 @@ def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor, *begins: Tenso
     options["initial_state"] = states[0] if states else None
     if case.packed:
         offsets = torch.tensor([0, *itertools.accumulate(case.packed)])
-        out = reference.packed(reference.dynamic_conv, x[:, 0], kernel[:, 0], offsets, **options).unsqueeze(1)
+        out = packed("dynamic_conv", x[:, 0], kernel[:, 0], offsets, **options).unsqueeze(1)
     else:
         out = reference.dynamic_conv(x, kernel, **options)
     return out.detach(), *torch.autograd.grad(out, inputs, grad.double())

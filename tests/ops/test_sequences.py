@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import autograd, reference
+from tests.ops.equation import packed
 from tests.tolerances import assert_close
 
 OPERATORS = ("light_conv", "dynamic_conv")
@@ -78,11 +79,11 @@ def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_
     x, weight, state = draw(total, 4), kernels(name, width, total), draw(width - 1, len(lengths), 4)
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=kind)
     options = {"cu_seqlens": offsets, "padding_l": padding_l, "backend": backend}
-    want = reference.packed(getattr(reference, name), x, weight, offsets, padding_l=padding_l)
+    want = packed(name, x, weight, offsets, padding_l=padding_l)
     compare((getattr(ops, name)(x, weight, **options),), (want,), x, weight)
     if padding_l < width - 1:
         return
-    want = reference.packed(getattr(reference, name), x, weight, offsets, padding_l=padding_l, initial_state=state)
+    want = packed(name, x, weight, offsets, padding_l=padding_l, initial_state=state)
     ends = [reference.final_state(x[a:b, None], width, state[:, n, None]) for n, (a, b) in enumerate(pairwise(offsets))]
     got = getattr(ops, name)(x, weight, initial_state=state, return_state=True, **options)
     compare(got, (want, torch.cat(ends, 1)), x, weight, state)
