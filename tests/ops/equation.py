@@ -1,4 +1,4 @@
-"""The paper's equations as loops, written from the text and sharing nothing with the code under test; packed sentences."""
+"""The paper's equations as loops, which share nothing with the code under test; and packed sentences one by one."""
 
 import math
 from itertools import pairwise
