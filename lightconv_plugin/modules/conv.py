@@ -131,12 +131,12 @@ class TimeConv(StepByStep):
         weight = self.predict(x if query is None else query)
         options.setdefault("batch_first", self.batch_first)
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
-        stepping, per_kernel = incremental_state is not None, self.dropconnect_per == "kernel" and weight.ndim == 2
-        if dropconnect > 0.0 and (stepping or per_kernel):  # what is left is a kernel, for any backend
-            weight = ops.normalize_kernel(weight, normalization)
-            if not per_kernel:  # drawn anew at each step
-                weight = weight.expand(*x.shape[:2], self.heads, self.kernel_size)
-            weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
+        if dropconnect > 0.0:
+            per_kernel = self.dropconnect_per == "kernel" and weight.ndim == 2
+            if per_kernel or incremental_state is not None:  # what is left is a kernel, for any backend
+                weight = ops.normalize_kernel(weight, normalization)
+                weight = weight if per_kernel else weight.expand(*x.shape[:2], self.heads, self.kernel_size)
+                weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
         if incremental_state is not None:
             return self._step(x, weight, incremental_state, normalization, return_state, options)
         operator = ops.light_conv if self.query_dim is None else ops.dynamic_conv

@@ -134,23 +134,27 @@ def _convolve(
         raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
-    check_tensor(operator, "bias", bias, (channels,), FLOATS, x.device)
-    check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
-    check_tensor(operator, "cu_seqlens", cu_seqlens, ("N",), INTEGERS, x.device)
-    if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
-        offsets = cu_seqlens.tolist()
-        if not offsets or offsets[0] != 0 or offsets[-1] != len(x) or offsets != sorted(offsets):
-            raise ValueError(f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {offsets[:9]}")
-    if (initial_state is not None or return_state) and padding_l != width - 1:
-        raise ValueError(
-            f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
-            f"got padding_l = {padding_l}"
-        )
-    sentences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0 if batch_first else 1]
-    before = (sentences, width - 1) if batch_first else (width - 1, sentences)
-    check_tensor(operator, "initial_state", initial_state, (*before, channels), (x.dtype,), x.device)
+    plain = cu_seqlens is initial_state is bias is activation is residual is None and not (batch_first or return_state)
+    if not plain:
+        if activation not in (None, "silu", "swish"):
+            raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
+        check_tensor(operator, "bias", bias, (channels,), FLOATS, x.device)
+        check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
+        check_tensor(operator, "cu_seqlens", cu_seqlens, ("N",), INTEGERS, x.device)
+        if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
+            offsets = cu_seqlens.tolist()
+            if not offsets or offsets[0] != 0 or offsets[-1] != len(x) or offsets != sorted(offsets):
+                raise ValueError(
+                    f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {offsets[:9]}"
+                )
+        if (initial_state is not None or return_state) and padding_l != width - 1:
+            raise ValueError(
+                f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
+                f"got padding_l = {padding_l}"
+            )
+        sentences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0 if batch_first else 1]
+        before = (sentences, width - 1) if batch_first else (width - 1, sentences)
+        check_tensor(operator, "initial_state", initial_state, (*before, channels), (x.dtype,), x.device)
     native = choose_backend(operator, backend, x, weight) == "native"
     conv = partial(
         partial(_native, operator) if native else getattr(reference, operator),
@@ -158,6 +162,8 @@ def _convolve(
         normalization=normalization,
         dropconnect=dropconnect,
     )
+    if plain:
+        return conv(x, weight)
     out, state = sequences.convolve(
         conv,
         x,
