@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import LightweightConv
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.fused import train
 from tests.ops.test_fused_train import defined_loss
@@ -97,15 +96,6 @@ def test_kernels_of_another_type_leave_that_of_x(backend):
     assert [t.dtype for t in (out, step, *gradients)] == [torch.float32] * 3 + [BF16]
     want = reference.dynamic_conv(x.detach().double(), logits.detach().double(), padding_l=2)
     assert_close(out, want, BF16 if backend == "reference" else torch.float32)  # its product is autocast's
-
-
-def test_a_module_of_float32(backend):
-    module = LightweightConv(H * R, K, heads=H, causal=False)
-    with torch.no_grad():
-        module.weight.copy_(large(H, K))
-    x = torch.randn(T, B, H * R, dtype=BF16)
-    with torch.autocast("cpu", BF16):
-        assert_close(module(x), reference.light_conv(x.double(), module.weight.double(), padding_l=K // 2), BF16)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])

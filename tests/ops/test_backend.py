@@ -94,8 +94,9 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch,
         (lambda x, w: (x, w.requires_grad_()), "gradients"),
         (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), "it takes 1 to 24 contiguous rows"),
         (lambda x, w: (x[:, :0], w), "(it takes 1 to 24 contiguous rows|it has numbers to multiply)"),
+        (lambda x, w: (x, w), "(outside of autocast|neither compiles nor casts)"),
     ],
-    ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows"],
+    ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows", "autocast"],
 )
 def test_what_is_refused_is_refused_alike(operator, change, reason, request, toolkit):
     tensors = change(*call("cpu"))
@@ -107,8 +108,9 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request, too
         "gradients": takes.gradient is not None,
         "many rows": not takes.few_rows,
         "no rows": not takes.few_rows and not takes.bf16,
+        "autocast": not takes.replaces,
     }
-    with torch.set_grad_enabled(kind == "gradients"):
+    with torch.set_grad_enabled(kind == "gradients"), torch.autocast("cpu", enabled=kind == "autocast"):
         if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # no kernel, whatever the tensors
             reason = f"it has no kernel of {operator} for a CPU"
         elif taken.get(kind, False):
@@ -117,12 +119,6 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request, too
         assert ops.choose_backend(operator, "auto", *tensors) == "reference"
         with pytest.raises(ValueError, match=f"cannot run {operator}: .*{reason}"):
             ops.choose_backend(operator, "native", *tensors)
-
-
-@pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block", "bf16_linear"])
-def test_under_autocast_products_are_pytorchs(operator, toolkit):
-    with torch.autocast("cpu"):
-        assert ops.choose_backend(operator, "auto", *call("cpu")) == "reference"
 
 
 def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch, toolkit):
