@@ -50,7 +50,7 @@ def test_types(gpu):
         for dtype in (torch.long, torch.float8_e5m2):
             with pytest.raises(ValueError, match=f"floating-point of at least 16 bits, .*; got x .*{dtype}"):
                 call(torch.ones(5, 2, 24).to(dtype), weight, padding_l=1)
-        with pytest.raises(ValueError, match="one device; got x .* on cuda:0, and weight .* on cpu"):
+        with pytest.raises(ValueError, match=r"one device; got x .* on cuda:0, and weight .* on cpu"):
             call(torch.ones(5, 2, 24), torch.ones(weight.shape, device="cpu"), padding_l=1, backend="native")
 
 
