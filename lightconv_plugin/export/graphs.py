@@ -18,7 +18,7 @@ from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import AverageAttention, DynamicConv, LightweightConv, SelfAttention, StandardConv
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
-from lightconv_plugin.ops.fused.training import masked_softmax
+from lightconv_plugin.ops.fused.train import masked_softmax
 
 
 class ExportError(Exception):

@@ -9,7 +9,7 @@ import torch
 from lightconv_plugin import ops
 from tests.gpu.test_decoding import models, to_device
 from tests.gpu.test_operators import make
-from tests.ops.test_fused_generation import begun
+from tests.ops.test_fused_decode import begun
 from tests.tasks import test_beam_search as search
 from tests.tasks.test_beam_search import captured
 from tests.tolerances import assert_close
