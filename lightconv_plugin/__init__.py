@@ -1,7 +1,7 @@
 """LightConv and DynamicConv (Wu et al., ICLR 2019): a fairseq plugin, ``--user-dir lightconv_plugin``, and operators.
 
-``from lightconv_plugin import DynamicConv, LightweightConv, dynamic_conv, light_conv`` needs torch alone, and serves any
-model; ``lightconv_plugin.modules`` and ``lightconv_plugin.ops`` have the rest.
+``from lightconv_plugin import DynamicConv, LightweightConv, dynamic_conv, light_conv`` needs torch alone, and serves
+any model; ``lightconv_plugin.modules`` and ``lightconv_plugin.ops`` have the rest.
 
 Shape letters, the same everywhere: T time, B batch, C channels, H heads, K kernel width, R = C / H; x: (T, B, C).
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools.command.bdist_wheel import bdist_wheel
 
@@ -18,8 +19,10 @@ PATHS = "from lightconv_plugin.ops import library; print(library.library_path(),
 
 
 class Wheel(bdist_wheel):
-    user_options = [*bdist_wheel.user_options, ("compiled", None, "put the compiled library into the wheel")]
-    boolean_options = [*bdist_wheel.boolean_options, "compiled"]
+    """Setuptools' command with one option more."""
+
+    user_options: ClassVar = [*bdist_wheel.user_options, ("compiled", None, "put the compiled library into the wheel")]
+    boolean_options: ClassVar = [*bdist_wheel.boolean_options, "compiled"]
 
     def initialize_options(self) -> None:
         super().initialize_options()

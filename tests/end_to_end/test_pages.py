@@ -1,0 +1,160 @@
+"""Every block of a page that can be pasted is pasted, in a copy of the checkout and on tiny texts.
+
+A block with the comment ``# needs the net`` or ``# needs a GPU`` is not: tests/layout/test_readmes.py reads its options
+and paths, as it reads those of all others.
+"""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightconv_plugin.ops import library
+from scripts.common import CHECKOUT
+from tests.layout.test_readmes import PAGES
+
+pytestmark = pytest.mark.slow
+
+NEEDS = ("# needs the net", "# needs a GPU")
+SMALL = "--encoder-layers 1 --decoder-layers 1 --encoder-kernel-size-list [3] --decoder-kernel-size-list [3] --cpu"
+# what would take more than seconds, or what only the demo leaves: words of a block, and what is pasted in their place
+SHORTER = {
+    "--arch pla_dynamicconv_iwslt_de_en": f"--arch pla_dynamicconv_iwslt_de_en {SMALL} --num-workers 0",
+    "--max-update 50000": "--max-update 2",
+    "--max-epoch 5": "--max-update 2",
+    "--arch pla_dynamicconv_lm_small": "--arch pla_dynamicconv_lm_small --cpu --num-workers 0",
+    "-cutoff 2000,6000": "-cutoff 4,8",
+    "--max-update 1500": "--max-update 2",
+    " --run\n": r"""
+sed -i 's/max-update: .*/max-update: 3\n  save-interval-updates: 1/' configs/manuals/dynamicconv.yaml
+python -m scripts.reproduce configs/manuals/dynamicconv.yaml
+""",
+    "work/debian_en_de/dynamicconv": "work/manuals/dynamicconv",
+}
+WORDS = {
+    "one": "eins",
+    "two": "zwei",
+    "three": "drei",
+    "four": "vier",
+    "five": "fünf",
+    "six": "sechs",
+    "morning": "morgen",
+}
+
+
+class Block(NamedTuple):
+    """A program of a page: a block for the shell, or all Python of a section, whose blocks share their names."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    found: list[Block] = []
+    goes_on = False  # the last block is Python of the section at hand
+    text = page.read_text(encoding="utf-8")
+    for each in re.finditer(r"^## .*$|^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S):
+        language, code = each.groups()
+        if code is None:
+            goes_on = False
+        elif language == "python" and goes_on:
+            found[-1] = found[-1]._replace(text=found[-1].text + code)
+        else:
+            found.append(Block(page, text.count("\n", 0, each.start()) + 1, language, code))
+            goes_on = language == "python"
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+def pasted(block: Block) -> bool:
+    return block.language in ("sh", "python") and not any(need in block.text for need in NEEDS)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, and the texts that the pages speak of."""
+    root = tmp_path_factory.mktemp("pages") / "checkout"
+    root.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__", "RESULTS*")
+    for name in ("lightconv_plugin", "configs", "scripts", "data_prep"):
+        shutil.copytree(CHECKOUT / name, root / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(CHECKOUT / name, root)
+    draw = random.Random(1)
+    for path, count in (
+        ("text/train", 60),
+        ("text/valid", 9),
+        ("text/test", 9),
+        ("other/train", 60),
+        ("other/valid", 9),
+    ):
+        (root / path).parent.mkdir(exist_ok=True)
+        write(root / path, [draw.choices(list(WORDS), k=draw.randint(3, 8)) for _ in range(count)])
+    write(root / "my", [[*draw.choices(list(WORDS), k=draw.randint(4, 8)), str(number)] for number in range(600)])
+    return root
+
+
+def write(path: Path, lines: list[list[str]]) -> None:
+    """Write sentences in English, and in German word for word."""
+    for language, texts in (("en", lines), ("de", [[WORDS.get(word, word) for word in line] for line in lines])):
+        text = "".join(" ".join(words) + "\n" for words in texts)
+        path.with_name(f"{path.name}.{language}").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if pasted(block)],
+    ids=lambda block: f"{block.page.relative_to(CHECKOUT)}:{block.line}",
+)
+def test_a_block_runs(block: Block, checkout: Path) -> None:
+    text = block.text
+    for long, short in SHORTER.items() if block.language == "sh" else ():
+        text = text.replace(long, short)
+    shell = ["bash", "-euo", "pipefail", "-c", text]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "LIGHTCONV_CACHE": str(library.cache_folder()),
+    }
+    done = subprocess.run(
+        shell if block.language == "sh" else [sys.executable, "-c", text],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+def test_every_block_says_its_language() -> None:
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml", "bibtex"}
+
+
+def test_every_word_that_is_replaced_is_in_a_block() -> None:
+    assert [words for words in SHORTER if not any(words in block.text for block in BLOCKS)] == []
+
+
+def test_blocks_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "## A\n```sh\na  # needs the net\n```\n```python\nb\n```\nc\n```python\nd\n```\n## B\n```python\ne\n```\n"
+    )
+    found = blocks(page)
+    assert [(block.line, block.language, block.text) for block in found] == [
+        (2, "sh", "a  # needs the net\n"),
+        (5, "python", "b\nd\n"),
+        (13, "python", "e\n"),
+    ]
+    assert [pasted(block) for block in found] == [False, True, True]
