@@ -269,14 +269,15 @@ def cuda_unusable() -> str | None:
 
 def installed_nvrtc() -> Iterator[Path]:
     """Return each libnvrtc: of NVIDIA's wheels, beside torch, of $CUDA_HOME and of /usr/local/cuda."""
-    for root in _wheel_folders():
-        for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
-            yield from _in(folder / "lib")
-        yield from _in(root / "cuda_nvrtc" / "lib")
-    yield from _in(Path(torch.__file__).parent / "lib")
-    for home in (os.environ.get("CUDA_HOME"), SYSTEM):
-        if home:
-            yield from _in(Path(home) / "lib64")
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    # CUDA 13 and later: everything in one folder
+    folders = [each / "lib" for root in wheels for each in (*sorted(root.glob("cu[0-9]*"))[::-1], root / "cuda_nvrtc")]
+    folders += [Path(torch.__file__).parent / "lib"]
+    folders += [Path(home) / "lib64" for home in (os.environ.get("CUDA_HOME"), SYSTEM) if home]
+    for path in (path for folder in folders for path in sorted(folder.glob("libnvrtc*.so*"), reverse=True)):
+        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
+            yield path
 
 
 def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
@@ -298,14 +299,3 @@ def compiled_together() -> Iterator[None]:
         began = perf_counter()
         files = torch.ops.lightconv.cuda_gather(False).splitlines()
         logger.info("%d CUDA kernels are ready after %.1f seconds", len(files), perf_counter() - began)
-
-
-def _wheel_folders() -> list[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-
-
-def _in(libraries: Path) -> Iterator[Path]:
-    for path in sorted(libraries.glob("libnvrtc*.so*"), reverse=True):
-        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
-            yield path

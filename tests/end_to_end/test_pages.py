@@ -10,13 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from lightconv_plugin.ops import library
 from scripts.common import CHECKOUT
+from tests.end_to_end import preloaded
 from tests.layout.test_readmes import PAGES
 
 pytestmark = pytest.mark.slow
@@ -61,7 +63,7 @@ def blocks(page: Path) -> list[Block]:
     found: list[Block] = []
     goes_on = False  # the last block is Python of the section at hand
     text = page.read_text(encoding="utf-8")
-    for each in re.finditer(r"^## .*$|^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S):
+    for each in re.finditer(r"^## |^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S):
         language, code = each.groups()
         if code is None:
             goes_on = False
@@ -81,15 +83,35 @@ def pasted(block: Block) -> bool:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout, and the texts that the pages speak of."""
-    root = tmp_path_factory.mktemp("pages") / "checkout"
-    root.mkdir()
+def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with preloaded.programs(tmp_path_factory.mktemp("programs") / "bin") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run(bin_folder: Path) -> Callable[[Path, list[str]], subprocess.CompletedProcess[str]]:
+    """Run a program in a folder as its reader would, without a GPU."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "LIGHTCONV_CACHE": str(library.cache_folder()),
+    }
+    return lambda folder, words: subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def checkouts(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[Path, Path]:
+    """A copy of the checkout for each page, with the texts that the pages speak of."""
+    root = tmp_path_factory.mktemp("pages")
+    first = root / "first"
+    first.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "RESULTS*")
     for name in ("lightconv_plugin", "configs", "scripts", "data_prep"):
-        shutil.copytree(CHECKOUT / name, root / name, ignore=ignored)
+        shutil.copytree(CHECKOUT / name, first / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(CHECKOUT / name, root)
+        shutil.copy(CHECKOUT / name, first)
     draw = random.Random(1)
     for path, count in (
         ("text/train", 60),
@@ -98,10 +120,15 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("other/train", 60),
         ("other/valid", 9),
     ):
-        (root / path).parent.mkdir(exist_ok=True)
-        write(root / path, [draw.choices(list(WORDS), k=draw.randint(3, 8)) for _ in range(count)])
-    write(root / "my", [[*draw.choices(list(WORDS), k=draw.randint(4, 8)), str(number)] for number in range(600)])
-    return root
+        (first / path).parent.mkdir(exist_ok=True)
+        write(first / path, [draw.choices(list(WORDS), k=draw.randint(3, 8)) for _ in range(count)])
+    write(first / "my", [[*draw.choices(list(WORDS), k=draw.randint(4, 8)), str(number)] for number in range(600)])
+    copies = {page: root / str(number) for number, page in enumerate(PAGES)}
+    for copy in copies.values():
+        shutil.copytree(first, copy)
+    binarise = "fairseq-preprocess -s de -t en --trainpref text/train --validpref text/valid --destdir data-bin/de-en"
+    run(copies[CHECKOUT / "README.md"], binarise.split()).check_returncode()
+    return copies
 
 
 def write(path: Path, lines: list[list[str]]) -> None:
@@ -116,26 +143,16 @@ def write(path: Path, lines: list[list[str]]) -> None:
     [block for block in BLOCKS if pasted(block)],
     ids=lambda block: f"{block.page.relative_to(CHECKOUT)}:{block.line}",
 )
-def test_a_block_runs(block: Block, checkout: Path) -> None:
-    text = block.text
-    for long, short in SHORTER.items() if block.language == "sh" else ():
-        text = text.replace(long, short)
-    shell = ["bash", "-euo", "pipefail", "-c", text]
-    environment = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "LIGHTCONV_CACHE": str(library.cache_folder()),
-    }
-    done = subprocess.run(
-        shell if block.language == "sh" else [sys.executable, "-c", text],
-        cwd=checkout,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+def test_a_block_runs(block: Block, checkouts: dict[Path, Path], run: Any) -> None:
+    if block.language == "python":
+        words = [sys.executable, "-c", block.text]
+    else:
+        text = block.text
+        for long, short in SHORTER.items():
+            text = text.replace(long, short)
+        words = ["bash", "-euo", "pipefail", "-c", text]
+    done = run(checkouts[block.page], words)
+    assert done.returncode == 0, f"{words[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
 def test_every_block_says_its_language() -> None:
