@@ -5,6 +5,7 @@ They send their number, and the fork takes words, environment, folder and open f
 
 import contextlib
 import importlib
+import logging
 import os
 import runpy
 import signal
@@ -33,6 +34,9 @@ def become(asker: Path, python: str) -> None:
     os.chdir(os.readlink(asker / "cwd"))
     for number in range(3):
         os.dup2(os.open(asker / "fd" / str(number), os.O_WRONLY if number else os.O_RDONLY), number)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    logging.root.handlers.clear()  # fairseq's import has made one
     sys.path[0] = os.getcwd()
     sys.executable = python  # its own commands are forked as well
     if words[:1] == ["-m"]:
