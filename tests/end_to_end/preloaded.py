@@ -18,7 +18,7 @@ from typing import NoReturn
 
 COMMANDS = ("eval-lm", "generate", "interactive", "preprocess", "train")
 ASK = """#!/bin/bash
-case $0:${{1:-}} in *python:-m | *fairseq-*) ;; *) exec {python} "$@" ;; esac
+case $0:${{1:-}} in *python:-m | *python:-P | *fairseq-*) ;; *) exec {python} "$@" ;; esac
 mkfifo {folder}/$$
 echo $$ >{folder}/asked
 exit "$(<{folder}/$$)"
@@ -37,11 +37,12 @@ def become(asker: Path, python: str) -> None:
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()  # fairseq's import has made one
-    sys.path[0] = os.getcwd()
+    sys.path[:1] = [] if "-P" in words[:1] else [os.getcwd()]
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.executable = python  # its own commands are forked as well
-    if words[:1] == ["-m"]:
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    if "-m" in words[:2]:
+        sys.argv = words[words.index("-m") + 1 :]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = [name, *words]
         module = Path(name).name.replace("fairseq-", "fairseq_cli.").replace("-", "_")

@@ -33,20 +33,19 @@ SHORTER = {
     "--arch pla_dynamicconv_lm_small": "--arch pla_dynamicconv_lm_small --cpu --num-workers 0",
     "-cutoff 2000,6000": "-cutoff 4,8",
     "--max-update 1500": "--max-update 2",
-    " --run\n": r"""
+    " --run\n": "\npython -m scripts.reproduce configs/manuals/dynamicconv.yaml\n",
+    "python -m scripts.reproduce configs/manuals/dynamicconv.yaml\n": r"""
 sed -i 's/max-update: .*/max-update: 3\n  save-interval-updates: 1/' configs/manuals/dynamicconv.yaml
-python -m scripts.reproduce configs/manuals/dynamicconv.yaml
+python -m scripts.reproduce configs/manuals/dynamicconv.yaml --devices 1
 """,
+    "configs/manuals/lightconv.yaml\npython": "configs/manuals/lightconv.yaml --devices 1\npython",
     "work/debian_en_de/dynamicconv": "work/manuals/dynamicconv",
 }
-WORDS = {
-    "one": "eins",
-    "two": "zwei",
-    "three": "drei",
-    "four": "vier",
-    "five": "fünf",
-    "six": "sechs",
-    "morning": "morgen",
+ENGLISH = "one two three four five six morning".split()
+OTHERS = {
+    "en": (ENGLISH, " "),
+    "de": ("eins zwei drei vier fünf sechs morgen".split(), " "),
+    "zh": (list("一二三四五六早"), ""),
 }
 
 
@@ -121,8 +120,8 @@ def checkouts(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[Path, 
         ("other/valid", 9),
     ):
         (first / path).parent.mkdir(exist_ok=True)
-        write(first / path, [draw.choices(list(WORDS), k=draw.randint(3, 8)) for _ in range(count)])
-    write(first / "my", [[*draw.choices(list(WORDS), k=draw.randint(4, 8)), str(number)] for number in range(600)])
+        write(first / path, [draw.choices(ENGLISH, k=draw.randint(3, 8)) for _ in range(count)])
+    write(first / "my", [[*draw.choices(ENGLISH, k=draw.randint(4, 8)), str(number)] for number in range(600)])
     copies = {page: root / str(number) for number, page in enumerate(PAGES)}
     for copy in copies.values():
         shutil.copytree(first, copy)
@@ -132,9 +131,10 @@ def checkouts(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[Path, 
 
 
 def write(path: Path, lines: list[list[str]]) -> None:
-    """Write sentences in English, and in German word for word."""
-    for language, texts in (("en", lines), ("de", [[WORDS.get(word, word) for word in line] for line in lines])):
-        text = "".join(" ".join(words) + "\n" for words in texts)
+    """Write sentences in English, and in German and Chinese word for word."""
+    for language, (words, space) in OTHERS.items():
+        meaning = dict(zip(ENGLISH, words, strict=True))
+        text = "".join(space.join(meaning.get(word, word) for word in line) + "\n" for line in lines)
         path.with_name(f"{path.name}.{language}").write_text(text, encoding="utf-8")
 
 
