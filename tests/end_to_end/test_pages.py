@@ -41,10 +41,10 @@ python -m scripts.reproduce configs/manuals/dynamicconv.yaml --devices 1
     "configs/manuals/lightconv.yaml\npython": "configs/manuals/lightconv.yaml --devices 1\npython",
     "work/debian_en_de/dynamicconv": "work/manuals/dynamicconv",
 }
-ENGLISH = "one two three four five six morning".split()
-OTHERS = {
+ENGLISH = ["one", "two", "three", "four", "five", "six", "morning"]
+LANGUAGES = {
     "en": (ENGLISH, " "),
-    "de": ("eins zwei drei vier fünf sechs morgen".split(), " "),
+    "de": (["eins", "zwei", "drei", "vier", "fünf", "sechs", "morgen"], " "),
     "zh": (list("一二三四五六早"), ""),
 }
 
@@ -132,7 +132,7 @@ def checkouts(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[Path, 
 
 def write(path: Path, lines: list[list[str]]) -> None:
     """Write sentences in English, and in German and Chinese word for word."""
-    for language, (words, space) in OTHERS.items():
+    for language, (words, space) in LANGUAGES.items():
         meaning = dict(zip(ENGLISH, words, strict=True))
         text = "".join(space.join(meaning.get(word, word) for word in line) + "\n" for line in lines)
         path.with_name(f"{path.name}.{language}").write_text(text, encoding="utf-8")
