@@ -17,7 +17,7 @@ venv=${VENV:-$root/.venv}
 python=${PYTHON:-python3}
 torch=${TORCH:-torch==2.13.0}
 
-if [ ! -x "$venv/bin/python" ]; then
+if [ ! -x "$venv/bin/pip" ]; then # or a kill left it without
   "$python" -c 'import sys; v = sys.version_info[:2]; sys.exit(
     None if (3, 11) <= v <= (3, 13) else f"error: Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]} (on 3.14 "
     "`import fairseq` fails); set PYTHON")'
@@ -28,7 +28,6 @@ fi
 stamp=$venv/.lightconv-setup
 wanted=$( (cat "$root/pyproject.toml"; echo "$torch" "$root"; "$venv/bin/python" -V) | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-  "$venv/bin/python" -c 'import pip' 2>/dev/null || "$venv/bin/python" -m ensurepip >/dev/null # which a kill left out
   echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
   pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
   if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then

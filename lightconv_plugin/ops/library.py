@@ -1,9 +1,9 @@
-"""The compiled library: built once per version of its sources and of torch, loaded once a process; NVRTC for GPUs.
+"""The compiled library: built once per version of its sources, loaded once a process; NVRTC for GPUs.
 
 g++ 11 or later and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
-CPU and CUDA builds of torch, from a cache that processes share. CUDA kernels are compiled when first launched, for the
-GPU at hand, by the NVRTC that every CUDA build of torch depends on, without the system's CUDA toolkit, into ``cuda`` of
-the same cache.
+CPU and CUDA builds of every torch from 2.10 on, from a cache that processes share, or from a wheel. CUDA kernels are
+compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch depends on, without the
+system's CUDA toolkit, into ``cuda`` of the same cache.
 """
 
 import contextlib
@@ -63,19 +63,21 @@ VECTOR_BITS = {"default": 128, "avx2": 256}
 
 def load() -> str | None:
     """Make ``torch.ops.lightconv`` available; None, or a sentence that says why it is not. Compiles at first use."""
-    with _lock:
+    with _lock:  # threads may call their first operators at the same time
         return _load()
 
 
 @functools.cache
 def _load() -> str | None:
     try:
-        torch.ops.load_library(str(library_path()))
+        path = library_path()
     except BuildError as error:
         return f"its library could not be compiled: {error}"
+    try:
+        torch.ops.load_library(str(path))
     except OSError as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
-        again = f"remove {cache_folder()}, to have it compiled again"
+        again = f"remove {path}, to have it compiled again"
         if "failed to map segment" in str(error):
             again = "its disk allows no programs (noexec): set LIGHTCONV_CACHE to a folder on another"
         return f"its library cannot be loaded: {error}{cause}; {again}"
@@ -89,8 +91,7 @@ def _load() -> str | None:
 
 def isa_limit() -> str:
     """The instructions that oneDNN's variables limit a process to, in capitals; empty where they do not."""
-    given = (os.environ.get(f"{name}_MAX_CPU_ISA", "") for name in ("ONEDNN", "DNNL"))
-    return next(filter(None, given), "").upper()
+    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
 
 
 def vector_limit() -> str:
@@ -134,22 +135,41 @@ def compiler() -> str:
 
 
 def library_path() -> Path:
-    """The compiled library; compiles it if the cache does not hold this version, whole.
+    """The compiled library: the package's own (see ``lightconv_plugin.wheel``), or the cache's, compiled if need be.
 
     Raises:
         BuildError: no compiler, or the compiler's own message.
     """
+    if (packaged := packaged_path()).exists():
+        return packaged
     digest = hashlib.sha256(fingerprint_of_sources().encode())
     # a container's C library may be older than that of the machine with which it shares the cache
-    for text in (
-        torch.__version__,
-        platform.machine(),
-        repr(platform.libc_ver()),
-        repr((COMMON_FLAGS, WIDTHS, X86_FLAGS)),
-    ):
+    for text in (platform.machine(), repr(platform.libc_ver()), repr((COMMON_FLAGS, WIDTHS, X86_FLAGS))):
         digest.update(text.encode() + b"\0")
-    version = digest.hexdigest()[:16]
-    return _intact(version) or _compile_alone(compiler(), version)
+    cache = cache_folder()
+    path = cache / f"native-{digest.hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    cxx = compiler()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / "build.lock", "ab") as lock:  # who waits for another process takes what that made
+            with contextlib.suppress(OSError):  # a file system without locks: at worst both compile
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                library = _compile(cxx, cache)
+                with whole_file(path) as file:
+                    file.write(library)
+    except OSError as error:
+        raise BuildError(
+            f"the library cannot be written to {cache} ({error}); set LIGHTCONV_CACHE to a folder that can"
+        ) from error
+    return path
+
+
+def packaged_path() -> Path:
+    """The place in the package of a library that was compiled from these very sources. It need not be there."""
+    return SOURCES.parent / f"native-{fingerprint_of_sources()}.so"
 
 
 def compilations() -> list[tuple[Path, list[str]]]:
@@ -172,52 +192,6 @@ def fingerprint_of_sources() -> str:
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _name_of(library: bytes, version: str) -> str:
-    """The library's file name, with its size and SHA-256. A mapped page that the file lacks would be a SIGBUS."""
-    return f"native-{version}-{len(library)}-{hashlib.sha256(library).hexdigest()}.so"
-
-
-def _in_cache(version: str) -> list[Path]:
-    return sorted(cache_folder().glob(f"native-{version}-*.so"))
-
-
-def _intact(version: str) -> Path | None:
-    """The library of the cache whose content is that of its name; None where there is none."""
-    for path in _in_cache(version):
-        with contextlib.suppress(OSError):
-            if path.name == _name_of(path.read_bytes(), version):
-                return path
-    return None
-
-
-def _compile_alone(cxx: str, version: str) -> Path:
-    """Compile, unless another process is at it: then wait for that, and take what it made."""
-    cache = cache_folder()
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f".native-{version}.lock").open("ab") as lock:  # whatever bears the name keeps its content
-            with contextlib.suppress(OSError):  # a file system without locks: at worst both compile
-                fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
-            found = _intact(version)
-            if found is not None:
-                return found
-            for path in _in_cache(version):
-                logger.warning(
-                    "lightconv_plugin: the compiled library %s is damaged: its content has not the size and SHA-256 "
-                    "that its name says; compiling it anew",
-                    path,
-                )
-            library = _compile(cxx, cache)
-            path = cache / _name_of(library, version)
-            with whole_file(path) as file:
-                file.write(library)
-            return path
-    except OSError as error:
-        raise BuildError(
-            f"the library cannot be written to {cache} ({error}); set LIGHTCONV_CACHE to a folder that can"
-        ) from error
 
 
 def _say(text: str) -> None:
@@ -247,9 +221,8 @@ def _compile(cxx: str, cache: Path) -> bytes:
 
         with ThreadPoolExecutor(cores) as pool:  # the three largest take up to half a gigabyte each
             objects = list(pool.map(one, itertools.count(), *zip(*sources, strict=True)))
-        whole = Path(folder) / "native.so"
-        lib = torch_root / "lib"
-        _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{lib}", "-ltorch_cpu", "-ldl", f"-Wl,-rpath,{lib}"])
+        whole = Path(folder) / "native.so"  # without an rpath: the process has loaded its torch's libtorch_cpu before
+        _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-ldl"])
         return whole.read_bytes()
 
 
@@ -296,14 +269,15 @@ def cuda_unusable() -> str | None:
 
 def installed_nvrtc() -> Iterator[Path]:
     """Return each libnvrtc: of NVIDIA's wheels, beside torch, of $CUDA_HOME and of /usr/local/cuda."""
-    for root in _wheel_folders():
-        for folder in sorted(root.glob("cu[0-9]*"), reverse=True):  # CUDA 13 and later: everything in one folder
-            yield from _in(folder / "lib")
-        yield from _in(root / "cuda_nvrtc" / "lib")
-    yield from _in(Path(torch.__file__).parent / "lib")
-    for home in (os.environ.get("CUDA_HOME"), SYSTEM):
-        if home:
-            yield from _in(Path(home) / "lib64")
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    # CUDA 13 and later: everything in one folder
+    folders = [each / "lib" for root in wheels for each in (*sorted(root.glob("cu[0-9]*"))[::-1], root / "cuda_nvrtc")]
+    folders += [Path(torch.__file__).parent / "lib"]
+    folders += [Path(home) / "lib64" for home in (os.environ.get("CUDA_HOME"), SYSTEM) if home]
+    for path in (path for folder in folders for path in sorted(folder.glob("libnvrtc*.so*"), reverse=True)):
+        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
+            yield path
 
 
 def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
@@ -325,14 +299,3 @@ def compiled_together() -> Iterator[None]:
         began = perf_counter()
         count = torch.ops.lightconv.cuda_gather(False)
         logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)
-
-
-def _wheel_folders() -> list[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-
-
-def _in(libraries: Path) -> Iterator[Path]:
-    for path in sorted(libraries.glob("libnvrtc*.so*"), reverse=True):
-        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
-            yield path

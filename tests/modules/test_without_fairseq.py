@@ -1,5 +1,6 @@
 """The operators and modules in a process that has torch and nothing of fairseq's."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -46,10 +47,8 @@ with torch.no_grad():
 assert dynamic_conv(torch.ones(3, 1, 4), torch.zeros(3, 1, 2, 3), padding_l=2).shape == (3, 1, 4)
 """
 README = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-EXAMPLES = "".join(
-    block.split("```")[0]
-    for block in (ROOT / "lightconv_plugin" / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
-)
+OTHER_MODELS = (ROOT / "lightconv_plugin" / "README.md").read_text(encoding="utf-8").split("## In other models\n")[1]
+EXAMPLES = "".join(block.split("```")[0] for block in OTHER_MODELS.split("```python\n")[1:])
 LEARNT = """
 assert loss < 2, loss
 torch.testing.assert_close(steps, out(conv(embed(tokens))), rtol=1e-4, atol=1e-5)
@@ -82,14 +81,21 @@ def test_neither_operators_nor_modules_need_fairseq(run, code):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_wheel_brings_torch_alone_and_serves(run, tmp_path, monkeypatch):
+def wheel(folder: Path, *options: str) -> Path:
+    """Build the wheel of a copy of the package in ``folder``, as pip and build do."""
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copytree(ROOT / "lightconv_plugin", tmp_path / "lightconv_plugin", ignore=shutil.ignore_patterns("__pyc*"))
-    built = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    said = subprocess.run([sys.executable, "-c", built], cwd=tmp_path, capture_output=True, text=True, check=True)
-    with zipfile.ZipFile(tmp_path / said.stdout.split()[-1]) as wheel:
-        wheel.extractall(tmp_path / "site")
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "lightconv_plugin", folder / "lightconv_plugin", ignore=shutil.ignore_patterns("__pyc*"))
+    built = f"from setuptools import build_meta as b; print(b.build_wheel('.', {{'--build-option': {list(options)}}}))"
+    said = subprocess.run([sys.executable, "-c", built], cwd=folder, capture_output=True, text=True, check=True)
+    return folder / said.stdout.split()[-1]
+
+
+def test_a_wheel_brings_torch_alone_and_serves(run, tmp_path):
+    path = wheel(tmp_path)
+    assert path.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "site")
     (metadata,) = (tmp_path / "site").glob("*.dist-info")
     needs = message_from_string((metadata / "METADATA").read_text(encoding="utf-8")).get_all("Requires-Dist", [])
     assert [need for need in needs if "extra ==" not in need] == ["torch>=2.10"]
@@ -102,6 +108,30 @@ def test_a_wheel_brings_torch_alone_and_serves(run, tmp_path, monkeypatch):
     assert done.stdout.splitlines()[-1:] == [f"{tmp_path}/site/lightconv_plugin/__init__.py"], done.stderr
 
 
+def test_a_wheel_with_the_compiled_library_needs_no_compiler(tmp_path):
+    path, site = wheel(tmp_path, "--compiled"), tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--target", site]
+    subprocess.run([*pip, path], check=True, capture_output=True)  # pip refuses the tag of another machine
+    (metadata,) = site.glob("*.dist-info")
+    tags = message_from_string((metadata / "WHEEL").read_text(encoding="utf-8"))
+    assert tags["Root-Is-Purelib"] == "false"
+    assert f"-{tags['Tag']}.whl" in path.name
+    assert re.fullmatch(r"py3-none-manylinux_2_\d+_\w+", tags["Tag"])
+    assert (site / "lightconv_plugin/ops/native/csrc/cuda/band.cuh").is_file()
+    bare = {"PATH": str(tmp_path / "empty"), "PYTHONPATH": str(site), "LIGHTCONV_BACKEND": "native"}
+    code = f"{README}{LEARNT}\nimport lightconv_plugin\nprint(lightconv_plugin.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "site",
+        env=bare | {"LIGHTCONV_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{site}/lightconv_plugin/__init__.py\n", done.stderr
+    assert not done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
 def test_models_say_that_they_need_fairseq(run):
     done = run(NONE + "import lightconv_plugin.models")
     assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in done.stderr
@@ -109,7 +139,12 @@ def test_models_say_that_they_need_fairseq(run):
 
 def test_what_can_be_imported_is_not():
     """The compiler of torch alone would take 1.4 seconds."""
-    code = "import sys, lightconv_plugin.modules\nprint({'fairseq', 'hydra', 'torch._dynamo'} & {*sys.modules})"
+    code = """
+import sys, lightconv_plugin
+assert 'torch' not in sys.modules  # units needs Python alone
+from lightconv_plugin import DynamicConv, LightweightConv, dynamic_conv, light_conv
+print({'fairseq', 'hydra', 'torch._dynamo'} & {*sys.modules})
+"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 

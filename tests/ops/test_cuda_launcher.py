@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,7 +183,8 @@ def test_compiler_errors_are_quoted():
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
     """An empty site-packages/nvidia."""
-    monkeypatch.setattr(library, "_wheel_folders", lambda: [tmp_path])
+    nvidia = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: nvidia)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(library, "SYSTEM", tmp_path / "usr/local/cuda")
     return tmp_path

@@ -1,4 +1,4 @@
-"""The library's build: without a compiler or a cache, by two processes at once, killed, and where there is damage."""
+"""The library's build: without a compiler or a cache, by two processes at once, and killed."""
 
 import io
 import os
@@ -143,24 +143,6 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "grown"])
-def test_a_damaged_library_is_built_anew_and_this_is_said(damage, cache, caplog, capsys):
-    """Loaded as it is, one that is cut short ends the process with SIGBUS."""
-    path = library.library_path()
-    assert not caplog.records
-    content = path.read_bytes()
-    half = len(content) // 2
-    flipped = content[:half] + bytes([content[half] ^ 4]) + content[half + 1 :]
-    path.write_bytes({"cut": content[:half], "flipped": flipped, "grown": content + b"\0"}[damage])
-    for _ in range(2):
-        assert library.library_path() == path
-        assert path.read_bytes() == content
-    assert in_cache(cache) == [path.name]
-    (warning,) = [record.getMessage() for record in caplog.records]
-    assert f"the compiled library {path} is damaged" in warning
-    assert capsys.readouterr().err.count("compiling its C++") == 2
-
-
 # a child of this process for every step that the build makes outside of Python's own memory, killed there
 KILLED = """
 import os, shutil, signal, sys
@@ -189,7 +171,7 @@ for event in range(1, 2000):
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     for path in cache.glob("*.so"):
-        assert path.name.endswith(library._name_of(path.read_bytes(), "")[len("native-") :]), (event, path)
+        assert path.read_bytes() == b"what is compiled\\n", (event, path)
     if status == 0:
         print(event)
         break

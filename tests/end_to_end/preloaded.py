@@ -1,0 +1,97 @@
+"""Python with torch and fairseq loaded: a server that forks the commands of a shell, each of which takes seconds else.
+
+They send their number, and the fork takes words, environment, folder and open files from /proc.
+"""
+
+import contextlib
+import importlib
+import logging
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+COMMANDS = ("eval-lm", "generate", "interactive", "preprocess", "train")
+ASK = """#!/bin/bash
+case $0:${{1:-}} in *python:-m | *python:-P | *fairseq-*) ;; *) exec {python} "$@" ;; esac
+mkfifo {folder}/$$
+echo $$ >{folder}/asked
+exit "$(<{folder}/$$)"
+"""
+
+
+def become(asker: Path, python: str) -> None:
+    """Be the command that asks, up to its end."""
+    _, name, *words = (asker / "cmdline").read_bytes().decode().split("\0")[:-1]
+    environment = (asker / "environ").read_bytes().decode().split("\0")[:-1]
+    os.environ.clear()
+    os.environ.update(line.split("=", 1) for line in environment)
+    os.chdir(os.readlink(asker / "cwd"))
+    for number in range(3):
+        os.dup2(os.open(asker / "fd" / str(number), os.O_WRONLY if number else os.O_RDONLY), number)
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    logging.root.handlers.clear()  # fairseq's import has made one
+    sys.path[:1] = [] if "-P" in words[:1] else [os.getcwd()]
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.executable = python  # its own commands are forked as well
+    if "-m" in words[:2]:
+        sys.argv = words[words.index("-m") + 1 :]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [name, *words]
+        module = Path(name).name.replace("fairseq-", "fairseq_cli.").replace("-", "_")
+        importlib.import_module(module).cli_main()
+
+
+def answer(folder: Path, asker: str) -> NoReturn:
+    """Run the command in this process, just forked, and tell the asker its status."""
+    status = 1
+    try:
+        become(Path("/proc") / asker, f"{folder}/python")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    (folder / asker).write_text(str(status))
+    os._exit(status)
+
+
+def serve(folder: Path) -> NoReturn:
+    for each in ("fairseq", "torch._dynamo", "yaml", "sacrebleu"):
+        importlib.import_module(each)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        for asker in (folder / "asked").read_text().split():
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                answer(folder, asker)
+
+
+@contextlib.contextmanager
+def programs(folder: Path) -> Iterator[Path]:
+    """Make ``folder`` with a ``python`` and ``fairseq-*`` that are forked while the block lasts."""
+    folder.mkdir()
+    for name in ("python", *(f"fairseq-{each}" for each in COMMANDS)):
+        (folder / name).write_text(ASK.format(python=sys.executable, folder=folder))
+        (folder / name).chmod(0o755)
+    os.mkfifo(folder / "asked")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, __file__, folder], env=environment) as server:
+        try:
+            yield folder
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
