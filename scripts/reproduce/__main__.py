@@ -3,7 +3,7 @@
   download, prepare, binarise    work/<dataset>/{raw,prepared,binarised}, shared by all models of a dataset
   train, average or tune, generate, score    work/<dataset>/<model>/seed<N>/..., for each seed of the configuration
   select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
-  table    prints the row from work/<dataset>/<model>/record.json
+  table    prints the row from work/<dataset>/<model>/record.json, then some lines of the best seed's test set
 
 Before the first stage that runs, scripts.check checks the whole configuration; the stage train does so itself.
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
@@ -18,6 +18,7 @@ import functools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.stages import DATASET, run_data_stages
 from scripts.check import check_first
@@ -27,19 +28,9 @@ from scripts.common.errors import UserError
 from scripts.common.outputs import check_writable, lock
 from scripts.fairseq_io.devices import find_devices
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
+from scripts.reproduce.outcome import outcome
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
 from scripts.tables.records import as_text, read_record
-
-
-def choose_stages(first: str, last: str) -> list[str]:
-    """The names of the stages from ``first`` to ``last``."""
-    for name in (first, last):
-        if name not in NAMES:
-            raise UserError(f"unknown stage `{name}`; the stages are {', '.join(NAMES)}")
-    start, end = NAMES.index(first), NAMES.index(last)
-    if start > end:
-        raise UserError(f"--from {first} comes after --to {last}; the order is {', '.join(NAMES)}")
-    return list(NAMES[start : end + 1])
 
 
 def choose_seeds(config: Config, given: str | None) -> list[int]:
@@ -79,6 +70,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -
             raise UserError("\n".join(map(str, errors)))
         with lock(run.model_root):
             finish(run, names, seeds)
+            print(outcome(run), flush=True)
 
 
 def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserError | None:
@@ -120,8 +112,9 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     add = parser.add_argument
-    add("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
-    add("--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)")
+    stage: dict[str, Any] = {"metavar": "STAGE", "choices": NAMES}
+    add("--from", dest="first", **stage, default="download", help="begin with this stage (default: download)")
+    add("--to", dest="last", **stage, default="table", help="end with this stage (default: table)")
     add("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
     add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go (default: work)")
     add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
@@ -134,27 +127,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
-    add("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
+    add("--launch", metavar="COMMAND", type=shlex.split, default=[], help="starts the training on each of the machines")
     arguments = parser.parse_args(argv)
-    names = choose_stages(arguments.first or NAMES[0], arguments.last)
+    names = [*NAMES[NAMES.index(arguments.first) : NAMES.index(arguments.last) + 1]]
+    if not names:
+        parser.error(f"--from {arguments.first} comes after --to {arguments.last}; the order is {', '.join(NAMES)}")
     if arguments.raw and "download" not in names:
-        raise UserError(
-            f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two"
-        )
+        parser.error(f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two")
     if arguments.dataset and "/" in arguments.dataset:
-        raise UserError(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
+        parser.error(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
     config = given_config(arguments, precision=arguments.precision)
     seeds = choose_seeds(config, arguments.seeds)
     passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous", "precision")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-    try:
-        prefix = shlex.split(arguments.launch)
-    except ValueError as error:
-        raise UserError(
-            f"--launch is {arguments.launch}, expected a command as a shell takes it ({error}); close what is open"
-        ) from error
     several = {"nodes": arguments.nodes or 1, "rendezvous": arguments.rendezvous}
-    launch = Launch(tuple(prefix), tuple(flags), functools.partial(find_devices, arguments.devices, **several))
+    launch = Launch(arguments.launch, flags, functools.partial(find_devices, arguments.devices, **several))
     run = build_run(config, arguments.work, arguments.raw, launch, untrained=arguments.untrained)
     if arguments.print:
         print(run.show_whole(names, seeds))

@@ -6,7 +6,7 @@ work/<dataset>/<model>/{selection,speed}, record.json
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,9 @@ def model_file(config: Config, root: Path) -> Path:
     return root / ("tuned" if is_tuned(config) else "averaged") / "model.pt"
 
 
-def tuning_file(config: Config, root: Path) -> Path | None:
-    """Return where tuning says what it chose for a seed; None where nothing is tuned."""
-    return root / "tuned" / "tune.json" if is_tuned(config) else None
-
-
 def tuned_settings(config: Config, root: Path) -> dict[str, Any]:
     """Return what tuning chose for a seed; nothing where nothing is tuned, or not yet."""
-    tuned = tuning_file(config, root)
-    return read_json(tuned, {"chosen": {}})["chosen"] if tuned else {}
+    return read_json(root / "tuned" / "tune.json", {"chosen": {}})["chosen"] if is_tuned(config) else {}
 
 
 def baseline_config(config: Config) -> Config | None:
@@ -145,16 +139,12 @@ class Run(Pipeline):
             found = seed_facts(seed_root(self.model_root, seed), names_done, self.config.training(seed))
             if self.chosen(SEED_STAGES, [seed]) and any(found.values()):
                 of_seeds[seed] = found
-        trainings = [facts["training"] for facts in of_seeds.values() if facts["training"]]
-        about = {
-            key: next((each[key] for each in trainings if each.get(key) is not None), None)
-            for key in ("parameters", "backend", "precision", "precision_reason")
-        }
+        trained = next((facts["training"] for facts in of_seeds.values() if "parameters" in (facts["training"] or {})), {})
         record = {
             "model": self.config.name,
             "dataset": self.config.dataset,
             "config": self.config.merged(),
-            **about,
+            **{key: trained.get(key) for key in ("parameters", "backend", "precision", "precision_reason")},
             "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in of_seeds.items()},
             **summarise(self.config.metric, of_seeds),
             "speed": read_json(self.stages["speed"].folder / "speed.json") if "speed" in done else None,
@@ -204,8 +194,8 @@ def _commands(stage: Stage) -> str:
 class Launch:
     """Options of the stage train beside the configuration: where it runs changes nothing about its result."""
 
-    prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
-    arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous, --precision
+    prefix: Sequence[str] = ()  # goes before the command: srun and its flags
+    arguments: Sequence[str] = ()  # --devices, --nodes, --rendezvous, --precision
     find: Callable[..., Devices] = find_devices  # the devices of the first machine
 
 
@@ -247,8 +237,8 @@ def build_run(
 
 
 def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
-    binarised, prepared = data / "binarised", ["--prepared", data / "prepared"]
-    checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
+    binarised, prepared, checkpoints = data / "binarised", ["--prepared", data / "prepared"], root / "checkpoints"
+    model, tuned = model_file(config, root), root / "tuned" / "tune.json" if is_tuned(config) else None
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
     scores, stages = root / "scores", list[Stage]()
 

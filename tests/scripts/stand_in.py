@@ -45,6 +45,9 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluate": ("scores.json", {"perplexity": 9.0, "perplexity_sentence": 8.0, "details": {}, "signature": "c"}),
     "speed": ("speed.json", {"ratio": 2.0}),
 }
+TEXTS = {"prepare": ("raw/test.en", "raw/test.de"), "generate": ("source.tok", "reference.tok")}
+TEXTS["score"] = ("hypotheses.detok",)
+"""Files of lines, which have the file's name in them."""
 
 
 class Place:
@@ -127,7 +130,8 @@ class Place:
         seed = "" if stage.seed is None else f":{stage.seed}"
         with open(self.noted, "a") as file:
             file.write(f"{name}{seed}{':valid' if out.name == 'valid' else ''}\n")
-        write_lines(out / "half", ["half"])
+        for text in ("half", *TEXTS.get(name, ())):
+            write_lines(out / text, [f"{text} {number}" for number in range(12)])
         if self.how.get("fail") == name:
             raise UserError("it broke")
         if self.how.get("hang") == name:
