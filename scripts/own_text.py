@@ -70,8 +70,8 @@ def look(path: Path, language: str) -> Side:
     wanted = letters_of(language)
     if wanted and sum(scripts[script] for script in wanted) < 0.1 * scripts.total():
         raise UserError(
-            f"{path} is given as {language}, but its letters are {scripts.most_common(1)[0][0].title()}; give each file "
-            "to the side of its language (--src with --source, --tgt with --target)"
+            f"{path} is given as {language}, but its letters are {scripts.most_common(1)[0][0].title()}; give each "
+            "file to the side of its language (--src with --source, --tgt with --target)"
         )
     return side
 
@@ -99,7 +99,7 @@ def dataset_text(name: str, source: Side, target: Side) -> str:
     valid, test = (2, 3) if pairs < 200_000 else (1, 1)
     files = "\n".join(f"  train.{side.language}: {json.dumps(str(side.path.absolute()))}" for side in (source, target))
     return f"""\
-# {name}: {pairs:,} pairs of your own. Written by scripts.own_text; edit what you like: what is changed is prepared anew.
+# {name}: {pairs:,} pairs of your own. Written by scripts.own_text; edit it as you like: what is changed is made anew.
 kind: text
 source: "{source.language}"
 target: "{target.language}"

@@ -1,12 +1,12 @@
 """Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from scripts.common.terminal import aligned, clock, markdown_table
 from scripts.compare.plan import Comparison, Run
-from scripts.compare.results import difference, judge, pooled
+from scripts.compare.results import Interval, gains, judge, pooled
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
@@ -19,35 +19,34 @@ _LONGEST = 60  # letters of a setting
 _HOW = (
     "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, with "
     "a 95% interval that covers the choice of the test set (paired bootstrap over its sentences) and of the seeds (one "
-    "deviation, pooled over all models of several seeds); for a perplexity, the seeds only. A claim held if the whole "
-    "of its brackets is on its side."
+    "deviation, pooled over all models of several seeds, if there are any); for a perplexity, the seeds only. A claim "
+    "held if the whole of its brackets is on its side."
 )
 
 
-def figures(runs: Sequence[Run], baseline: Run) -> list[list[str]]:
-    """Return what the runs reached: a row for each run, a column for each quantity that any of them has."""
-    seeds, kinds = pooled([run for run in runs if run.key == baseline.key]), {metric(run.record) for run in runs}
+def figures(runs: Sequence[Run], baseline: Run, gained: Mapping[str, Interval]) -> list[list[str]]:
+    """Return a row for each run, and a column for each quantity that any run has, their own score first."""
+    kinds, own = {metric(run.record) for run in runs}, {run.judged for run in runs}
     columns: dict[str, list[str]] = {"model": [run.name for run in runs]}
 
     def column(title: str, cells: list[str]) -> None:
         if any(cell != EMPTY for cell in cells):
             columns[title] = cells
 
+    def scores(keys: Iterable[str]) -> None:
+        for key in keys:
+            title = NAMES[key] + (" (lower is better)" if key in LOWER_IS_BETTER else "")
+            column(f"valid {title}", [spread(lookup(run.record, f"summary.valid.{key}")) for run in runs])
+            of_runs = [run.scores(key) for run in runs]
+            column(title, [spread(over(scores)) if scores else EMPTY for scores in of_runs])
+
+    keys = [key for kind in KEYS if kind in kinds for key in KEYS[kind]]
+    scores(key for key in keys if key in own)
+    column(f"{NAMES[baseline.key]} over {baseline.name}", [str(gained.get(run.name, EMPTY)) for run in runs])
+    # what stands between blanks is no word of a text that was never tokenised
+    scores(key for key in keys if key not in own and (key != "bleu" or own != {"sacrebleu"}))
     column("parameters", [number(run.record, "parameters", ",d") for run in runs])
     column("seeds", [", ".join(run.scored) or EMPTY for run in runs])
-    for key in (key for kind in KEYS if kind in kinds for key in KEYS[kind]):
-        lower = " (lower is better)" if key in LOWER_IS_BETTER else ""
-        column(f"valid {NAMES[key]}{lower}", [spread(lookup(run.record, f"summary.valid.{key}")) for run in runs])
-        of_runs = [run.scores(key) for run in runs]
-        column(f"{NAMES[key]}{lower}", [spread(over(scores)) if scores else EMPTY for scores in of_runs])
-    key = baseline.key
-    gains = [
-        str(difference(run, baseline, seeds))
-        if run is not baseline and run.key == key and run.scores(key) and baseline.scores(key)
-        else EMPTY
-        for run in runs
-    ]
-    column(f"{NAMES[baseline.key]} over {baseline.name}", gains)
     column("sentences/s", [spread(lookup(run.record, "speed.sentences_per_second"), ".1f") for run in runs])
     column("speed, x baseline", [number(run.record, "speed.ratio", ".2f") for run in runs])
     bests = [best_seed(run.record) for run in runs]
@@ -95,23 +94,30 @@ def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
 
 def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
     """All of it for a terminal; a run is a column, since there are more quantities than runs."""
-    table = [list(column) for column in zip(*figures(runs, baseline), strict=True)]
-    different, lines = differences(runs), ["They do not differ in any setting."]
-    if different:
-        lines = aligned([["different in", *(run.name for run in runs)], *different], left=1, rule=True)
-    parts = [*([*verdicts, ""] if verdicts else []), *aligned(table, left=1, rule=True), "", *lines]
-    return "\n".join(parts)
+    gained, chance = gains(runs, baseline)
+    table = [list(column) for column in zip(*figures(runs, baseline, gained), strict=True)]
+    settings = [["different in", *(run.name for run in runs)], *differences(runs)]
+    same = "They do not differ in any setting."
+    lines = aligned(settings, left=1, rule=True) if len(settings) > 1 else [same]
+    blocks = (verdicts, aligned(table, left=1, rule=True), [chance] if chance else [], lines)
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str], losses: Path | None) -> str:
     """All of it as a page, with the picture ``losses`` beside it."""
-    (header, *rows), different = figures(runs, baseline), differences(runs)
-    parts = [f"# {about}", "Written by `python -m scripts.compare` from the records of the runs.", _HOW]
-    parts += ["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else []
-    parts += [markdown_table(header, rows)]
-    parts += [markdown_table(["different in", *(run.name for run in runs)], different)] if different else []
-    parts += [f"![losses of all runs]({losses.name})"] if losses else []
-    return "\n\n".join(parts) + "\n"
+    gained, chance = gains(runs, baseline)
+    (header, *rows), different = figures(runs, baseline, gained), differences(runs)
+    parts = [
+        f"# {about}",
+        "Written by `python -m scripts.compare` from the records of the runs.",
+        _HOW,
+        "\n".join(f"- {verdict}" for verdict in verdicts),
+        markdown_table(header, rows),
+        chance,
+        markdown_table(["different in", *(run.name for run in runs)], different) if different else "",
+        f"![losses of all runs]({losses.name})" if losses else "",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def draw(folders: Mapping[str, Path], out: Path) -> Path | None:

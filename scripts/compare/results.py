@@ -48,28 +48,39 @@ def difference(run: Run, other: Run, seeds: tuple[float, int] | None) -> Interva
     """The score of a run minus that of another; of perplexities, of which less is better, the other way round.
 
     Args:
-        seeds: what ``pooled`` says.
+        seeds: what ``pooled`` says; without it the interval is the test set's alone.
 
     Raises:
         UserError: the runs are of other test sets.
     """
     one, two = run.scores(run.key), other.scores(run.key)
-    value, of_lines = fmean(one) - fmean(two), 0.0
+    value, of_lines, of_seeds = fmean(one) - fmean(two), 0.0, 0.0
     ours, theirs = run.lines(), other.lines()
     if run.counted is None:
         value = -value
-    elif not ours or not theirs:
-        return Interval(value, None, None)
-    else:
+    elif ours and theirs:
         if {len(lines) for lines in [*ours, *theirs]} != {len(ours[0])}:
             raise UserError(f"{run.name} and {other.name} are scored on other test sets")
         of_lines = standard_error(run.counted, ours, theirs) ** 2
-    if seeds is None:
+    if seeds:
+        of_seeds = seeds[0] * (1 / len(one) + 1 / len(two))
+    if not (seeds if run.counted is None else ours and theirs):
         return Interval(value, None, None)
-    of_seeds = seeds[0] * (1 / len(one) + 1 / len(two))
-    freedom = seeds[1] * (1 + of_lines / of_seeds) ** 2 if of_seeds else math.inf
+    freedom = seeds[1] * (1 + of_lines / of_seeds) ** 2 if seeds and of_seeds else math.inf
     half = float(student.ppf(0.975, freedom)) * math.sqrt(of_seeds + of_lines)
     return Interval(value, value - half, value + half)
+
+
+def gains(runs: Sequence[Run], baseline: Run) -> tuple[dict[str, Interval], str]:
+    """Return the differences to the baseline by the names of the runs that have one, and a sentence on chance."""
+    alike = [run for run in runs if run.key == baseline.key and run.scores(run.key)]
+    seeds = pooled(alike)
+    found = {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
+    halves = [gain.high - gain.value for gain in found.values() if gain.high is not None]
+    if not halves or not baseline.lines():
+        return found, ""
+    alone = "" if seeds else " (of the lines alone: no model has several seeds)"
+    return found, f"{len(baseline.lines()[0]):,} lines: differences below {max(halves):.2f} are chance{alone}."
 
 
 def judge(claim: Claim, runs: Mapping[str, Run], seeds: tuple[float, int] | None) -> tuple[str, str]:
@@ -83,5 +94,6 @@ def judge(claim: Claim, runs: Mapping[str, Run], seeds: tuple[float, int] | None
     if not (model.scores(model.key) and than.scores(model.key)):
         return ABSENT, ""
     figure = difference(model, than, seeds)
-    unsure = ", and no run has several seeds, or one no counts of its lines" if figure.low is None else ""
-    return figure.verdict(claim.at_least), f"{figure}{unsure}"
+    if seeds is None or figure.low is None:
+        return UNDECIDED, f"{figure}, and no run has several seeds, or one no counts of its lines"
+    return figure.verdict(claim.at_least), str(figure)

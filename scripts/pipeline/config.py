@@ -169,10 +169,10 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
         current = current.parent / base if base is not None else None
     merged = functools.reduce(merge, reversed(chain.values()))
     for name in SECTIONS:
-        section = merged.get(name)
+        section = merged[name] = {} if merged.get(name) is None else merged[name]
         # of fairseq's flags null stays: the run record shows what is taken back
-        drop = isinstance(section, dict) and name not in ("train", "generate")
-        merged[name] = {key: value for key, value in section.items() if value is not None} if drop else section or {}
+        if isinstance(section, dict) and name not in ("train", "generate"):
+            merged[name] = {key: value for key, value in section.items() if value is not None}
     _check(" on top of ".join(map(str, chain)), merged)
     published = merged.get("precision", "fp32")
     given = {"dataset": other_dataset, "precision": precision}
@@ -251,7 +251,9 @@ def _check_flags(file: str, section: str, settings: Mapping[str, Any]) -> None:
         if name in OTHER_NAMES:
             raise UserError(f"{file}: `{key}` is fairseq's second name; write {section}.{OTHER_NAMES[name]}")
         items = given if isinstance(given, list) else [given]
-        plain = items and all(type(item) in (str, int) or (type(item) is float and math.isfinite(item)) for item in items)
+        plain = items and all(
+            type(item) in (str, int) or (type(item) is float and math.isfinite(item)) for item in items
+        )
         wanted = "a finite number, a text, true, false, null, or a list of these"
         require(file, given is None or isinstance(given, bool) or plain, key, given, wanted)
 

@@ -138,7 +138,8 @@ class Pipeline:
                 if read_stamp(before.folder) is None:
                     raise UserError(
                         f"the stage {stage.title} needs what the stage {before.title} makes, and {before.folder} is "
-                        f"missing or incomplete; run the same command with --to {before.name} first, or leave --from out"
+                        f"incomplete or missing; run the same command with --to {before.name} first, or leave --from"
+                        " out"
                     )
             made_from, given, git, start = self.fingerprint(key), stage.given(), git_state(), time.monotonic()
             print(f"== {stage.title}: {reason}", flush=True)

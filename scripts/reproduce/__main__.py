@@ -43,11 +43,11 @@ def choose_seeds(config: Config, given: str | None) -> list[int]:
 
 
 def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -> None:
-    """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end.
+    """Run the chosen stages under the locks of their folders, keep the record, and show the outcome.
 
     ``check`` has the options of scripts.check, which goes first if any stage has to run; training does so itself.
     """
-    chosen = run.chosen(names, seeds)
+    chosen, first = run.chosen(names, seeds), names[0]
     to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
@@ -59,21 +59,17 @@ def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -
     if set(names) <= set(DATA_STAGES):
         return
     with lock(run.dataset_root / DATASET, shared=True):
-        # what --from leaves out is taken as it is
-        done, first = run.completed(), NAMES.index(names[0])
-        for key, stage in run.stages.items():
-            left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
-            if left_out and key in done and (reason := run.stale_reason(key)):
-                print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
-        errors = [error for seed in seeds if (error := run_seed(run, names, seeds, seed))]
+        for key in run.chosen(NAMES[: NAMES.index(first)], seeds):
+            if key in run.completed() and (reason := run.stale_reason(key)):
+                print(f"note: the stage {run.stages[key].title} is left out and used as it is, though {reason}")
+        errors = [error for seed in seeds if (error := run_seed(run, names, seed))]
         if errors:
             raise UserError("\n".join(map(str, errors)))
         with lock(run.model_root):
             finish(run, names, seeds)
-            print(outcome(run), flush=True)
 
 
-def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserError | None:
+def run_seed(run: Run, names: list[str], seed: int) -> UserError | None:
     """Run the chosen stages of a seed. If its training diverges, return the error: other seeds may not.
 
     Raises:
@@ -86,7 +82,7 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
         except UserError as error:
             failed = error
         finally:  # what was done counts, whatever failed after it
-            record = run.write_record(names, seeds)
+            record = run.write_record(names[0])
     training = record["seeds"].get(str(seed), {}).get("training") or {}
     if failed and "diverged" not in training:
         raise failed
@@ -94,19 +90,19 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
 
 
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
-    """The stages after all seeds: they wait until every seed has its scores."""
-    keys, others = run.chosen(set(names) & set(MODEL_STAGES)), run.seeds_to_do(seeds)
+    """Run the stages after all seeds, for which every seed must have its scores; then show the row and the outcome."""
+    keys, of_seeds = run.chosen(set(names) & set(MODEL_STAGES)), run.chosen(SEED_STAGES, {*run.config.seeds} - {*seeds})
+    others = list(dict.fromkeys(str(run.stages[key].seed) for key in of_seeds if run.stale_reason(key)))
     if keys and others:
-        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(map(str, others))}", flush=True)
+        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(others)}", flush=True)
         keys = []
-    if run.run(keys) or not run.record.exists():
-        run.write_record(names, seeds)
-    if names[-1] != "table":
-        return
-    if not any(run.stages[key].name in ("score", "speed") for key in run.completed()):
-        raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
-    print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
-    print(as_text([read_record(run.record)]))
+    run.run(keys)
+    run.write_record(names[0])
+    if names[-1] == "table":
+        print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
+        print(as_text([read_record(run.record)]))
+    if shown := outcome(run):
+        print(f"\n{shown}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

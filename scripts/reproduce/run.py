@@ -114,32 +114,21 @@ class Run(Pipeline):
         wanted, of = set(names), {None, *seeds}
         return [key for key, stage in self.stages.items() if stage.name in wanted and stage.seed in of]
 
-    def seeds_to_do(self, seeds: Collection[int]) -> list[int]:
-        """Return the seeds, other than these, that are not done with all their stages, as the configuration is now."""
-        others = [seed for seed in self.config.seeds if seed not in seeds]
-        return [seed for seed in others if any(map(self.stale_reason, self.chosen(SEED_STAGES, [seed])))]
-
-    def write_record(self, names: Iterable[str], seeds: Collection[int]) -> dict[str, Any]:
+    def write_record(self, first: str) -> dict[str, Any]:
         """Write and return the run record: what the completed stages left behind, as far as the configuration is
-        theirs.
-
-        Stages before the first of ``names`` are taken as they are, other seeds than these only where they are done
-        whole.
+        theirs. Stages before ``first`` are taken as they are.
         """
-        first, others = min(map(NAMES.index, names)), self.seeds_to_do(seeds)
-        outdated = self.to_do([key for key, stage in self.stages.items() if NAMES.index(stage.name) >= first])
-        done = {
-            key: stamp
-            for key, stamp in self.completed().items()
-            if not outdated.get(key) and self.stages[key].seed not in others
-        }
+        judged = [key for key, stage in self.stages.items() if NAMES.index(stage.name) >= NAMES.index(first)]
+        outdated = self.to_do(judged)
+        done = {key: stamp for key, stamp in self.completed().items() if not outdated.get(key)}
         of_seeds = {}
         for seed in self.config.seeds:
             names_done = {self.stages[key].name for key in done if self.stages[key].seed == seed}
             found = seed_facts(seed_root(self.model_root, seed), names_done, self.config.training(seed))
-            if self.chosen(SEED_STAGES, [seed]) and any(found.values()):
+            if f"train:{seed}" in self.stages and any(found.values()):
                 of_seeds[seed] = found
-        trained = next((facts["training"] for facts in of_seeds.values() if "parameters" in (facts["training"] or {})), {})
+        trainings: list[dict[str, Any]] = [facts["training"] or {} for facts in of_seeds.values()]
+        trained = next((training for training in trainings if "parameters" in training), {})
         record = {
             "model": self.config.name,
             "dataset": self.config.dataset,

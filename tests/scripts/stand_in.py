@@ -45,8 +45,11 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluate": ("scores.json", {"perplexity": 9.0, "perplexity_sentence": 8.0, "details": {}, "signature": "c"}),
     "speed": ("speed.json", {"ratio": 2.0}),
 }
-TEXTS = {"prepare": ("raw/test.en", "raw/test.de"), "generate": ("source.tok", "reference.tok")}
-TEXTS["score"] = ("hypotheses.detok",)
+TEXTS = {
+    "prepare": ["raw/test.en", "raw/test.de"],
+    "generate": ["source.tok", "reference.tok"],
+    "score": ["hypotheses.detok"],
+}
 """Files of lines, which have the file's name in them."""
 
 

@@ -15,10 +15,10 @@ from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.compare import __main__ as command
 from scripts.compare.page import as_text, claims, differences, figures
-from scripts.compare.plan import Run, read_comparison, read_folders, read_run
-from scripts.compare.results import FAILED, HELD, UNDECIDED, Interval, difference, pooled
+from scripts.compare.plan import Claim, Run, read_comparison, read_folders, read_run
+from scripts.compare.results import FAILED, HELD, UNDECIDED, Interval, difference, gains, judge, pooled
 from scripts.scoring.metrics import measures
-from scripts.scoring.significance import counts
+from scripts.scoring.significance import counts, standard_error
 from tests.scripts.run_records import record, speed, write
 from tests.scripts.test_trainlog import inner, valid
 
@@ -77,7 +77,8 @@ def runs_of(place: Path) -> dict[str, Run]:
 
 
 def columns(*runs: Run) -> dict[str, list[str]]:
-    return {title: list(cells) for title, *cells in zip(*figures(runs, runs[0]), strict=True)}
+    table = figures(runs, runs[0], gains(runs, runs[0])[0])
+    return {title: list(cells) for title, *cells in zip(*table, strict=True)}
 
 
 def test_scores_speed_and_parameters_side_by_side():
@@ -97,6 +98,16 @@ def test_scores_speed_and_parameters_side_by_side():
         ["train.encoder-kernel-size-list", "-", "3,7"],
     ]
     assert "do not differ" in as_text(runs[:1], runs[0], [])
+
+
+def test_the_configurations_own_score_comes_first_and_tokenised_bleu_only_where_text_is_tokenised():
+    test = {key: [9.0] for key in ("bleu", "chrf", "sacrebleu")}
+    runs = [Run(name, record(name, "debian_en_de", test=test)) for name in "ab"]
+    assert [*columns(*runs)][1:4] == ["BLEU (tokenised)", "sacreBLEU over a", "sacreBLEU"]
+    for run in runs:
+        run.record["config"]["score"]["metric"] = "sacrebleu"
+    assert [*columns(*runs)][1:4] == ["sacreBLEU", "sacreBLEU over a", "chrF"]
+    assert "BLEU (tokenised)" not in columns(*runs)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,24 @@ def test_an_interval_covers_seeds_and_test_set(place):
         assert found.low is not None
         error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
         assert found.value - found.low == pytest.approx(times * error, rel=0.02)  # the test set adds a little
-    assert difference(runs["bad"], runs["base"], None).low is None
+
+
+def test_it_is_said_what_is_chance(place):
+    """By the half width of the interval; without several seeds by that of the lines."""
+    runs = runs_of(place)
+    found, said = gains([runs["base"], runs["good"]], runs["base"])
+    gain = found["good"]
+    assert gain.high is not None
+    assert said == f"40 lines: differences below {gain.high - gain.value:.2f} are chance."
+    for run in runs.values():
+        run.scored.pop("2", None)
+    found, said = gains([runs["base"], runs["bad"]], runs["base"])
+    half = 1.96 * standard_error(runs["bad"].counted, runs["bad"].lines(), runs["base"].lines())
+    assert (
+        said == f"40 lines: differences below {half:.2f} are chance (of the lines alone: no model has several seeds)."
+    )
+    claim = Claim("Bad is better", "bad", "base", -50)
+    assert judge(claim, runs, None)[0] == UNDECIDED
 
 
 def test_every_claim_has_its_verdict(place):
@@ -221,7 +249,7 @@ def test_the_page_has_claims_table_settings_and_losses(compare, place):
     compare(place / "cats.yaml", "--out", out)
     page = out.read_text()
     assert page.startswith("# Cats\n")
-    assert re.search(r"\| good \| .* \| \+\d+\.\d\d \[\+\d", page)
+    assert re.search(r"\| good \| \+\d+\.\d\d \[\+\d", page)
     assert "![losses of all runs](page.losses.svg)" in page
     assert (place / "page.losses.svg").read_text().startswith("<?xml")
     folders = [place / "work" / "debian_en_de" / name for name in ("base", "good")]
@@ -233,9 +261,9 @@ def test_what_is_no_run_and_no_comparison_is_refused(compare, place):
     folder = place / "work" / "debian_en_de"
     with pytest.raises(UserError, match="cannot read"):
         read_folders([folder])
-    with pytest.raises(UserError, match="given twice"):
-        read_folders([folder / "good", folder / "bad" / ".." / "good"])
-    assert read_folders([folder / "good" / "record.json"])[1] == {"good": folder / "good"}
+    twice = [folder / "good", folder / "bad" / ".." / "good"]
+    assert [*read_folders(twice)] == [*map(str, twice)]
+    assert read_folders([folder / "good"]) == {"good": folder / "good"}
     for change, said in (
         (("baseline: base", "baseline: x"), "`baseline` is 'x', expected one of `models`"),
         (("model: bad", "model: x"), "`claims` is 'x'"),

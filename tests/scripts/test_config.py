@@ -9,6 +9,7 @@ from scripts.common.errors import UserError
 from scripts.pipeline.config import OTHER_NAMES, flags, load_config, merge
 
 GOOD = "dataset: toy\nseeds: [3]\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
+SPEED = "speed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"
 
 
 def write(folder: Path, text: str, name: str = "model.yaml") -> Path:
@@ -29,8 +30,7 @@ def test_a_file_states_only_what_differs_from_its_chain_of_bases(tmp_path):
 
 
 def test_null_takes_a_section_or_a_setting_back(tmp_path):
-    more = "tune: {last: [1, 2], lenpen: [0.5]}\nspeed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"
-    write(tmp_path, GOOD + more, "base.yaml")
+    write(tmp_path, GOOD + "tune: {last: [1, 2], lenpen: [0.5]}\n" + SPEED, "base.yaml")
     assert load_config(write(tmp_path, "base: base.yaml\n")).tune == {"last": [1, 2], "lenpen": [0.5]}
     config = load_config(write(tmp_path, "base: base.yaml\naverage: null\ntune: {last: null}\nspeed: null\n"))
     assert (config.average, config.tune, config.speed) == ({}, {"lenpen": [0.5]}, {})
@@ -88,7 +88,7 @@ def test_flags_of_each_kind_of_value():
         (GOOD + "tune: {last: [1, 3]}\n", "`average.last` is 2, expected one of `tune.last` [1, 3]"),
         (GOOD.replace("average:", "# ") + "tune: {last: [1]}\n", "`average.last` is None"),
         (GOOD + "tune: {beam: [1]}\nscore: {metric: perplexity}\n", "`tune` is {'beam': [1]}"),
-        (GOOD + "score: {metric: perplexity}\nspeed: {beam: 4, batch-size: 2, runs: 1, subset: test}\n", "`score.metric` is"),
+        (GOOD + "score: {metric: perplexity}\n" + SPEED, "`score.metric` is"),
         (GOOD.replace("[3]", "[true]"), "`seeds` is [True]"),
         (GOOD.replace("lr: 0.1", "lr: .nan"), "`train.lr` is nan"),
         (GOOD + "speed: {beam: 4}\n", "the key `speed.batch-size` is missing"),
