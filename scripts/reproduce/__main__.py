@@ -97,8 +97,10 @@ def finish(run: Run, names: list[str], seeds: list[int]) -> None:
         print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(others)}", flush=True)
         keys = []
     run.run(keys)
-    run.write_record(names[0])
+    record = run.write_record(names[0])
     if names[-1] == "table":
+        if record["best_seed"] is None and record["speed"] is None:
+            raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
         print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
         print(as_text([read_record(run.record)]))
     if shown := outcome(run):

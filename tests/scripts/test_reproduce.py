@@ -70,17 +70,13 @@ def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_ru
     record = done.record()
     assert (record["model"], record["dataset"], record["best_seed"]) == ("model", "toy", 1)
     assert record["config"]["train"] == {"arch": "a", "max-update": 5}
-    assert record["seeds"]["1"]["test"]["bleu"] == 1.5
     assert record["summary"] == {
         "valid": {},
         "test": {key: {"mean": n, "std": None, "n": 1, "best": n} for key, n in (("bleu", 1.5), ("sacrebleu", 2.5))},
     }
     assert (record["parameters"], record["git"]) == (1000, None)
-    assert record["versions"]["python"].startswith("3.")
-    assert record["versions"]["torch"]
-    assert record["machine"]["cores"] >= 1
+    assert record["versions"].keys() >= {"python", "torch"}
     assert list(record["stages"]) == [*ONE_SEED, "select"]
-    assert all(stage["seconds"] >= 0 for stage in record["stages"].values())
     path = done.folder / "work" / "toy" / "model" / "record.json"
     write_json(path, record | {"machine": "another"})
     done.run()
@@ -142,17 +138,17 @@ def test_the_configuration_is_checked_before_anything_runs_unless_training_does_
 
 
 def test_raw_files_count_by_their_content(done):
-    raw = done.folder / "given"
-    raw.mkdir()
+    (raw := done.folder / "given").mkdir()
+    given = ["--raw", str(raw), "--to", "binarise"]
     for text, options, ran in (
-        ("a", ["--raw", str(raw), "--to", "binarise"], ONE_SEED[:3]),
-        ("a", ["--raw", str(raw), "--to", "binarise"], []),
-        ("a", ["--to", "binarise"], []),
-        ("b", ["--raw", str(raw), "--to", "prepare"], ONE_SEED[:2]),
+        ("a", given, 3),
+        ("a", given, 0),
+        ("a", given[2:], 0),
+        ("b", [*given[:3], "prepare"], 2),
     ):
         (raw / "text").write_text(text)
         assert done.run(*options)[0] == 0
-        assert done.ran() == ran
+        assert done.ran() == ONE_SEED[:ran]
     status, _, err = done.run("--raw", str(done.folder / "nowhere"))
     assert (status, "give --raw the folder" in err) == (1, True)
 
@@ -293,8 +289,7 @@ def test_a_seed_that_diverges_keeps_no_other_from_its_scores(done):
 
 
 def test_dry_run_shows_what_would_run_and_runs_nothing(done):
-    status, out, _ = done.run("--dry-run")
-    assert status == 0
+    _, out, _ = done.run("--dry-run")
     assert all(re.match("# .* done +/", line) for line in out.splitlines())
     done.config(CONFIG.replace("last: 2", "last: 3"))
     status, out, _ = done.run("--dry-run")
@@ -303,8 +298,7 @@ def test_dry_run_shows_what_would_run_and_runs_nothing(done):
     assert states == [
         ["# train (seed 1)", "done"],
         ["# average (seed 1)", "to do: its settings or inputs have changed"],
-        ["# generate (seed 1)", "to do: a stage before it will run"],
-        ["# score (seed 1)", "to do: a stage before it will run"],
+        *([f"# {name} (seed 1)", "to do: a stage before it will run"] for name in ("generate", "score")),
     ]
     assert re.findall(r"^# (\w+) \(seed 1\)$", out, re.M) == ["average", "generate", "score"]
     assert "--last 3 --by update" in out
@@ -377,8 +371,7 @@ def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(done):
     for before in (lambda: None, lambda: shutil.copytree(work / "model", work / "other")):
         before()
         assert done.run()[0] == 0
-        assert done.ran() == ["speed"]
-        assert done.record()["speed"] == {"ratio": 2.0}
+        assert (done.ran(), done.record()["speed"]) == (["speed"], {"ratio": 2.0})
 
 
 def test_the_speed_of_random_weights_needs_no_training(done):
@@ -386,13 +379,10 @@ def test_the_speed_of_random_weights_needs_no_training(done):
     status, _, err = done.run("--untrained")
     assert (status, "holds a trained model; leave --untrained out" in err) == (1, True)
     shutil.rmtree(done.folder / "work" / "toy" / "model")
-    status, out, err = done.run("--untrained")
-    assert status == 0, err
-    assert done.ran() == ["speed"]  # the data are there
+    for ran in (["speed"], []):  # the data are there
+        status, out, err = done.run("--untrained")
+        assert (status, done.ran(), "2.00" in out) == (0, ran, True), err
     assert (done.record()["speed"], done.record()["seeds"]) == ({"ratio": 2.0}, {})
-    assert "2.00" in out
-    assert done.run("--untrained")[0] == 0
-    assert done.ran() == []
     assert done.run()[0] == 0
     assert done.ran() == [*ONE_SEED[3:], "speed"]  # now of the trained model
 
