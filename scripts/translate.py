@@ -29,7 +29,7 @@ from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.precision import PrecisionChoice, take_search_precision
+from scripts.fairseq_io.precision import take_search_precision
 from scripts.fairseq_io.translator import Translator
 from scripts.pretrained import codes_file, read_published
 from scripts.scoring.detokenise import detokeniser
@@ -152,9 +152,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
     # where no record of the run says how units are joined, the dataset's steps do
     generate = {"post-process": parted} | trained.generate | given
-    taken = PrecisionChoice("fp32")
-    if arguments.precision != "fp32":
-        taken = take_search_precision(arguments.precision, find_devices(), trained.train)
+    taken = take_search_precision(arguments.precision, find_devices(), trained.train)
     if taken.reason:
         print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)

@@ -14,9 +14,21 @@ import pytest
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.compare import __main__ as command
-from scripts.compare.page import as_text, claims, differences, figures
+from scripts.compare.page import (
+    FAILED,
+    HELD,
+    UNDECIDED,
+    Interval,
+    as_text,
+    claims,
+    difference,
+    differences,
+    figures,
+    gains,
+    judge,
+    pooled,
+)
 from scripts.compare.plan import Claim, Run, read_comparison, read_folders, read_run
-from scripts.compare.results import FAILED, HELD, UNDECIDED, Interval, difference, gains, judge, pooled
 from scripts.scoring.metrics import measures
 from scripts.scoring.significance import counts, standard_error
 from tests.scripts.run_records import record, speed, write
@@ -111,17 +123,12 @@ def test_the_configurations_own_score_comes_first_and_tokenised_bleu_only_where_
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "at_least", "verdict"),
-    [
-        (0.1, 0.9, 0.0, HELD),
-        (-0.1, 0.9, 0.0, UNDECIDED),
-        (-0.9, -0.1, 0.0, FAILED),
-        (-0.4, 0.2, -0.5, HELD),
-        (None, None, 0.0, UNDECIDED),
-    ],
+    ("value", "half", "at_least", "verdict"),
+    [(0.5, 0.4, 0.0, HELD), (0.4, 0.5, 0.0, UNDECIDED), (-0.5, 0.4, 0.0, FAILED), (-0.1, 0.3, -0.5, HELD)]
+    + [(0.3, None, 0.0, UNDECIDED)],
 )
-def test_a_verdict_goes_by_the_interval(low, high, at_least, verdict):
-    assert Interval(0.3, low, high).verdict(at_least) == verdict
+def test_a_verdict_goes_by_the_interval(value, half, at_least, verdict):
+    assert Interval(value, half).verdict(at_least) == verdict
 
 
 def test_an_interval_covers_seeds_and_test_set(place):
@@ -133,18 +140,15 @@ def test_an_interval_covers_seeds_and_test_set(place):
     assert difference(runs["good"], runs["base"], of_seeds).value == pytest.approx(fmean(good) - fmean(base))
     for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
         found = difference(runs["bad"], runs["base"], (400.0, freedom))
-        assert found.low is not None
         error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
-        assert found.value - found.low == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+        assert found.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
 
 
 def test_it_is_said_what_is_chance(place):
     """By the half width of the interval; without several seeds by that of the lines."""
     runs = runs_of(place)
     found, said = gains([runs["base"], runs["good"]], runs["base"])
-    gain = found["good"]
-    assert gain.high is not None
-    assert said == f"40 lines: differences below {gain.high - gain.value:.2f} are chance."
+    assert said == f"40 lines: differences below {found['good'].half:.2f} are chance."
     for run in runs.values():
         run.scored.pop("2", None)
     found, said = gains([runs["base"], runs["bad"]], runs["base"])
@@ -177,13 +181,13 @@ def test_of_perplexities_less_is_better_and_another_test_set_is_refused(place):
     )
     found = difference(one, two, pooled([one, two]))
     assert found.value == 10
-    assert found.low == pytest.approx(10 - 4.303 * math.sqrt(2), abs=0.01)
+    assert found.half == pytest.approx(4.303 * math.sqrt(2), abs=0.01)
     runs = runs_of(place)
     runs["bad"].scored["1"]["lines"] += "; 1 1"
     with pytest.raises(UserError, match="bad and base are scored on other test sets"):
         difference(runs["bad"], runs["base"], None)
     del runs["bad"].scored["1"]["lines"]
-    assert difference(runs["bad"], runs["base"], (1.0, 2)).low is None
+    assert difference(runs["bad"], runs["base"], (1.0, 2)).half is None
 
 
 def test_records_of_several_places_are_one_and_those_of_other_settings_do_not_count(place):
