@@ -108,8 +108,8 @@ text:  # add valid and test sets of your own likewise: valid.{source.language}, 
 {files}
 steps:
   - normalise_space
-  # Words are counted by spaces, and by letters in scripts that have none. 99 of 100 pairs of this text have a ratio of
-  # lengths below {ratio:g} or less than 2.5; the others are rarely translations of each other.
+  # Words are counted by spaces, and by letters in scripts that have none. At least 99 of 100 pairs of this text have a
+  # ratio of lengths below {ratio:g}; the others are rarely translations of each other.
   - clean: {{splits: [train], min_words: 1, max_words: {most_words(source, target)}, max_ratio: {ratio:g}}}
   - deduplicate: {{splits: [train]}}  # the same pair twice would stand in train and in test
   # {valid}% to validate and {test}% to test, chosen by the hash of the source; nothing where you give sets of your own
@@ -143,7 +143,7 @@ batch: {{tokens: {update}, max-tokens: {update // 2}}}  # each of two processes 
 base: ../own_text/{"base_gpu" if gpu else "base"}.yaml
 dataset: "{name}"
 train:
-  # some {updates * update / tokens:.2g} passes over the text, {_LEAST} to {most:,} updates; more is better
+  # some {float(f"{updates * update / tokens:.2g}"):g} passes over the text, {_LEAST} to {most:,} updates; more is better
   max-update: {updates}
   {more}
 """
