@@ -131,8 +131,6 @@ class Dataset:
     about: str = ""  # a paragraph for --list and the report
     licence: str = ""  # licence and terms of the text, as far as known
     invalid: str = "error"  # for ``kind: text``: as ``Source.invalid``, or ``drop`` (the pair)
-    text: dict[str, str] = field(default_factory=dict)
-    """For ``kind: text``: the files where no --raw gives them, by the names they have there: ``train.en``, ..."""
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
     splits: dict[str, tuple[Source, ...]] = field(default_factory=dict)
@@ -159,7 +157,7 @@ class Dataset:
     def facts(self, *without: str) -> dict[str, Any]:
         """All keys as plain data, but those that change no text and those in ``without``; for fingerprints."""
         facts = asdict(self)
-        for key in ("file", "about", "licence", "expected", "text", *without):
+        for key in ("file", "about", "licence", "expected", *without):
             del facts[key]
         for file in facts.get("files", {}).values():
             del file["by_hand"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
-from scripts.common.files import check_path, digest
+from scripts.common.files import check_path
 from scripts.common.outputs import lock
-from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint, fingerprint_files
+from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint_files
 
 DATASET = "dataset"  # the name of its lock
 NAMES = ("download", "prepare", "binarise")
@@ -37,16 +37,7 @@ def data_stages(
     name = dataset.name if dataset.file.parent == FOLDER else str(dataset.file)
     facts = dataset.facts()
     binarise = facts.pop("binarise")
-
-    @functools.cache
-    def given() -> str | None:
-        if raw:
-            return fingerprint_files(raw, dataset.files)
-        text = {name: Path(path) for name, path in dataset.text.items()}
-        if not text or not all(path.is_file() for path in text.values()):
-            return None
-        return fingerprint({name: digest([path]) for name, path in sorted(text.items())})
-
+    given = functools.cache(lambda: fingerprint_files(raw, dataset.files) if raw else None)
     folders = {stage: root / folder for stage, folder in zip(NAMES, ("raw", "prepared", "binarised"), strict=True)}
 
     def stage(key: str, inputs: dict[str, Any], *arguments: object, replaces: bool = True, **more: Any) -> Stage:

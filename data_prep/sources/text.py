@@ -17,15 +17,14 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 
     Whatever the copies leave out or have otherwise is said and counted.
     """
-    if raw is None and not dataset.text:
+    if raw is None:
         raise UserError(
             f"the text of {dataset.name} is your own; give its folder with --raw DIR, or python -m data_prep its files "
-            "with --src FILE and --tgt FILE, or name them under `text` in its YAML, as scripts.own_text does"
+            "with --src FILE and --tgt FILE"
         )
-    files = _files(dataset, raw)
     changed: dict[str, dict[str, int]] = {}
-    for split in _splits(dataset, files, raw or dataset.file):
-        texts = [SuppliedText(files[f"{split}.{side}"], invalid=dataset.invalid) for side in dataset.languages]
+    for split in _splits(dataset, raw):
+        texts = [SuppliedText(raw / f"{split}.{side}", invalid=dataset.invalid) for side in dataset.languages]
         dropped = _copy(texts, [out / f"{split}.{side}" for side in dataset.languages])
         changed |= {f"{split}: {text.path.name}": dict(text.changes) for text in texts if text.changes}
         if dropped:
@@ -62,8 +61,9 @@ def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     Raises:
         UserError: ``fetch`` did not fill it, and would change something in its text.
     """
-    splits = _splits(dataset, _files(dataset, raw), raw)
-    names = [(split, language, f"{split}.{language}") for split in splits for language in dataset.languages]
+    names = [
+        (split, language, f"{split}.{language}") for split in _splits(dataset, raw) for language in dataset.languages
+    ]
     for path in [raw / name for *_, name in names if not (raw / "manifest.json").is_file()]:
         text = SuppliedText(path, invalid="error")
         for _ in text:
@@ -75,29 +75,23 @@ def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     return [Piece(split, 0, language, raw / name, name) for split, language, name in names]
 
 
-def _files(dataset: Dataset, raw: Path | None) -> dict[str, Path]:
-    """The user's files by their names, ``train.en`` and so on: those of a folder, or those that the YAML names."""
-    if raw is None:
-        return {name: Path(path) for name, path in dataset.text.items()}
-    return {path.name: path for path in raw.iterdir() if path.is_file()}
-
-
-def _splits(dataset: Dataset, files: dict[str, Path], where: Path) -> list[str]:
+def _splits(dataset: Dataset, raw: Path) -> list[str]:
     """The splits that there are, with all their sides."""
+    sides = dataset.languages
     there = [
-        split for split in SPLITS if split == "train" or any(f"{split}.{side}" in files for side in dataset.languages)
+        split for split in SPLITS if split == "train" or any((raw / f"{split}.{side}").is_file() for side in sides)
     ]
-    names = [f"{split}.{side}" for split in there for side in dataset.languages]
-    if missing := [name for name in names if name not in files]:
-        near = ", ".join(sorted(name for name in files if name.startswith(missing[0])))
+    names = [f"{split}.{side}" for split in there for side in sides]
+    if missing := [name for name in names if not (raw / name).is_file()]:
+        near = ", ".join(sorted(path.name for path in raw.glob(f"{missing[0]}*")))
         raise UserError(
-            f"{where} has no {' and no '.join(missing)}{f' (but {near})' if near else ''}; put both sides there, as "
+            f"{raw} has no {' and no '.join(missing)}{f' (but {near})' if near else ''}; put both sides there, as "
             "plain text under these names"
         )
     if len(there) == 2:
         missing = [split for split in SPLITS if split not in there]
         raise UserError(
-            f"{where} has {' and '.join(there)} but no {missing[0]}; give train, valid and test, or train alone, which "
+            f"{raw} has {' and '.join(there)} but no {missing[0]}; give train, valid and test, or train alone, which "
             "is then split"
         )
     return there
