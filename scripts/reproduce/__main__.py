@@ -43,7 +43,7 @@ def choose_seeds(config: Config, given: str | None) -> list[int]:
 
 
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
-    """Run the chosen stages under the locks of their folders, keep the record, and show the outcome.
+    """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end.
 
     scripts.check goes first if any stage has to run; training does so itself.
     """
