@@ -171,7 +171,7 @@ def run_generation(
         if line.startswith("S-") and done and done % 50 == 0:
             status.update(f"{label}translated {done:,}/{output.expected or 0:,} sentences")
 
-    output.facts["peak_mb"] = run_logged(command, log, on_line, what="fairseq-generate")
+    run_logged(command, log, on_line, what="fairseq-generate")
     status.close()
     output.complete()
     return output

@@ -51,16 +51,16 @@ def choose_seeds(config: Config, given: str | None) -> list[int]:
     return [seed for name, seed in known.items() if name in wanted]
 
 
-def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -> None:
+def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end.
 
-    ``check`` has the options of scripts.check, which goes first if any stage has to run; training does so itself.
+    scripts.check goes first if any stage has to run; training does so itself.
     """
     chosen = run.chosen(names, seeds)
     to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
-        check_first(run.config, *check)
+        check_first(run.config)
     check_writable(run.record)
     run.check_places(chosen)
     if data := run.chosen(set(names) & set(DATA_STAGES)):
@@ -164,8 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
-        here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
-        run_stages(run, names, seeds, here)
+        run_stages(run, names, seeds)
 
 
 if __name__ == "__main__":

@@ -113,8 +113,8 @@ class Place:
         """Return the command of a process of it."""
         return [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), *self.words(*arguments)]
 
-    def _check(self, config: Any, *flags: str) -> None:
-        self.checked.append([*config.arguments[1:], *flags])
+    def _check(self, config: Any) -> None:
+        self.checked.append(config.arguments[1:])
         if self.how.get("fail") == "check":
             raise UserError("a setting cannot be")
 

@@ -140,7 +140,7 @@ def test_a_process_that_is_asked_and_ends_without_a_word():
         ask_python("-c", "raise ValueError('no')", failed="it fails")
     with pytest.raises(UserError, match=r"^it fails: status 3$"):
         ask_python("-c", "import sys; sys.exit(3)", failed="it fails")
-    with pytest.raises(ChildProcessError, match=r"^it fails: it was killed by SIGKILL; is there too little memory"):
+    with pytest.raises(ChildProcessError, match=r"^it fails: it was killed by SIGKILL$"):
         ask_python("-c", "import os; os.kill(os.getpid(), 9)", failed="it fails")
 
 
@@ -186,9 +186,7 @@ def test_bytes_that_are_no_text_come_as_such(tmp_path):
 
 def test_a_failure_says_what_ended_how_and_where_the_log_is(tmp_path):
     code = "import sys; print('fine'); sys.exit('OSError: No space left on device')"
-    with pytest.raises(
-        UserError, match=rf"^the thing ended with status 1\. Its[\s\S]*\n  OSError[\s\S]*{tmp_path / 'log'}[\s\S]*full"
-    ):
+    with pytest.raises(UserError, match=rf"(?s)^the thing ended with status 1\. Its.*\n  OSError.*{tmp_path / 'log'}$"):
         run_logged([sys.executable, "-c", code], tmp_path / "log", lambda line: None, what="the thing")
     with pytest.raises(UserError, match="killed by SIGKILL"):
         run_logged(["sh", "-c", "kill -9 $$"], tmp_path / "log", lambda line: None, what="the thing")
