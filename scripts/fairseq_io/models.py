@@ -5,7 +5,6 @@ import logging
 import re
 import shlex
 import textwrap
-import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -88,10 +87,6 @@ def load_plugin() -> None:
     # neither which optional packages they would like, nor what they set, nor which backend runs
     for name in ("fairseq", "hydra", "lightconv_plugin"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # fairseq calls hydra and torch as their older versions wanted it
-    warnings.filterwarnings("ignore", module="hydra")
-    warnings.filterwarnings("ignore", message=r"\s*'config' is validated")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq|torch\.nn\.utils\.weight_norm")
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(user_dir())))
