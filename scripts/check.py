@@ -8,9 +8,10 @@ does it with --data.
 
 import ast
 import logging
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.process import as_found
+from scripts.common.terminal import SECONDS_BETWEEN_LINES, StatusLine, clock, repeatedly
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
@@ -248,12 +250,18 @@ def check_part(
 
 def check_first(config: Config, data: Path | None = None, devices: Devices | None = None) -> None:
     """Check a configuration, with the binarised ``data`` if they are there, and say that it can be trained."""
-    with as_found():
+    start = time.monotonic()
+
+    def show() -> None:
+        status.update(f"check: at work for {clock(time.monotonic() - start)}")
+
+    with as_found(), closing(StatusLine()) as status, repeatedly(SECONDS_BETWEEN_LINES, show):
         logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
         load_plugin()
         logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
-        if said := check(config, data, devices or find_devices(cpu_processes=config.cpu_processes)):
-            print(f"check: {said}")
+        said = check(config, data, devices or find_devices(cpu_processes=config.cpu_processes))
+    if said:
+        print(f"check: {said}")
     print(f"check: {config.path} can be trained{' on these data' if data else ''}", flush=True)
 
 

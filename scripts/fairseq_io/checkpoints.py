@@ -46,10 +46,13 @@ def load(path: Path) -> dict[str, Any]:
 
 def save(state: dict[str, Any], out: Path) -> None:
     """Write a checkpoint, whole or not at all."""
-    from lightconv_plugin.compat import checkpoints
+    import torch
 
     with atomic_file(out, "wb") as f:
-        checkpoints.save(state, f)
+        try:
+            torch.save(state, f)
+        except RuntimeError as error:  # behind which torch hides a full disk
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def go_on(folder: Path, devices: int, max_tokens: int | None) -> str | None:

@@ -56,13 +56,13 @@ class Place:
             for name, value in environment.items():
                 patch.setenv(name, value)
             train.main([str(self.folder / "model.yaml"), *folders, *flags])
-        return self.capsys.readouterr().out
+        return "".join(self.capsys.readouterr())
 
     def fail(self, match: str, *flags: str, **environment: str) -> str:
         with pytest.raises(UserError, match=match):
             self.train(*flags, **environment)
         assert not (self.out / "train.json").exists()
-        return self.capsys.readouterr().out
+        return "".join(self.capsys.readouterr())
 
     @property
     def log(self) -> str:
