@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
@@ -99,12 +100,9 @@ def without_memory() -> Iterator[None]:
     import torch
     from fairseq.modules import conv_tbc
 
-    conv_tbc.torch = SimpleNamespace(**{**vars(torch), "Tensor": torch.empty})
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        conv_tbc.torch = torch
+    empty = SimpleNamespace(**{**vars(torch), "Tensor": torch.empty})
+    with patch.object(conv_tbc, "torch", empty), torch.device("meta"):
+        yield
 
 
 def stand_in_dictionary(size: int) -> Any:
@@ -125,12 +123,9 @@ def stand_in_dictionaries(size: int, *, joined: bool) -> Iterator[None]:
     """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
     from fairseq.data import Dictionary
 
-    one, load = stand_in_dictionary(size), Dictionary.__dict__["load"]
-    Dictionary.load = classmethod(lambda *_, **__: one if joined else stand_in_dictionary(size))
-    try:
+    one = stand_in_dictionary(size)
+    with patch.object(Dictionary, "load", lambda *_, **__: one if joined else stand_in_dictionary(size)):
         yield
-    finally:
-        Dictionary.load = load
 
 
 def training_arguments(flags: list[str]) -> Namespace:
@@ -146,7 +141,6 @@ class TaskAndModel:
     cfg: Any
     task: Any
     model: Any
-    criterion: Any = None
 
 
 def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> TaskAndModel:
