@@ -143,7 +143,7 @@ batch: {{tokens: {update}, max-tokens: {update // 2}}}  # each of two processes 
 base: ../own_text/{"base_gpu" if gpu else "base"}.yaml
 dataset: "{name}"
 train:
-  # some {float(f"{updates * update / tokens:.2g}"):g} passes over the text, {_LEAST} to {most:,} updates; more is better
+  # some {float(f"{updates * update / tokens:.2g}"):g} passes over the text: {_LEAST} to {most:,} updates; more helps
   max-update: {updates}
   {more}
 """

@@ -28,6 +28,7 @@ def apply() -> None:
     training.train_data_parallel_on_cpu()
     training.refuse_what_cannot_train()
     training.divide_by_the_loss_scale_once()
+    commands.leave_out_what_says_nothing()
     commands.help_with_model_options()
     commands.block_ngrams_that_were_written()
     commands.end_lines_at_line_feeds()

@@ -93,7 +93,7 @@ def refuse_damaged_checkpoints() -> None:
         except Exception as error:
             if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
                 raise
-            raise CheckpointError(_why_unreadable(path, error)) from None
+            raise CheckpointError(why_unreadable(path, error)) from None
 
 
 def damage(path: str | Path) -> str | None:
@@ -132,7 +132,8 @@ _REFUSED = re.compile(  # in torch's words
 )
 
 
-def _why_unreadable(path: str, error: Exception) -> str:
+def why_unreadable(path: str, error: Exception) -> str:
+    """Say what a file is in place of a checkpoint, and what to do."""
     if refused := _REFUSED.search(str(error)):
         return (
             f"{path}: refused, because it asks for {refused[1] or refused[2]}, which is not among the types that a "

@@ -74,18 +74,17 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
 NEAR = ("work", "old", "partial", "part", "bad", "tmp", "download", "lock", "1.old")
 
 
-def run_logged(command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, **how: object) -> int:
+def run_logged(command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, **how: object) -> None:
     """Stand for fairseq's commands: write what they write and say what they say."""
     if what == "fairseq-preprocess":
         preprocess(command, log, on_line, what=what, cwd=Path(str(how["cwd"])))
-        return 1
+        return
     if what == "fairseq-train":
         write_checkpoints(Path(next(word.removeprefix("--save-dir=") for word in command if "--save-dir=" in word)))
     with open_own(log, "w") as f:
         f.write(SAID[what])
     for line in SAID[what].splitlines():
         on_line(line)
-    return 1
 
 
 def write_checkpoints(folder: Path) -> None:
