@@ -6,6 +6,7 @@ import inspect
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def name_all_flags_at_once() -> None:
 def _lacking_flags(args: Any) -> list[tuple[str, str]]:
     """Reasons why a training with these flags would fail, and for each the flags that mend it."""
     from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
-    from fairseq.utils import eval_str_list
+    from fairseq.utils import eval_str_list, split_paths
 
     lacking = []
     language_model = issubclass(ARCH_MODEL_REGISTRY[args.arch], FairseqLanguageModel)
@@ -94,6 +95,17 @@ def _lacking_flags(args: Any) -> list[tuple[str, str]]:
     if criterion == "adaptive_loss" and args.ddp_backend in ("c10d", "pytorch_ddp"):
         reason = f"adaptive_loss does not train with --ddp-backend {args.ddp_backend}"
         lacking.append((reason, "--ddp-backend legacy_ddp"))
+    dictionary = Path(split_paths(args.data)[0] if args.data else "", "dict.txt")
+    if language_model and cutoffs and dictionary.is_file():
+        types = 4 + sum(1 for _ in dictionary.open("rb"))  # and <s>, <pad>, </s>, <unk>
+        if cutoffs[-1] > types:
+            reason = f"the cut-offs {cutoffs} go beyond the {types} types of {dictionary}"
+            cutoffs = [types // 10, types // 3]
+            lacking.append((reason, f"--adaptive-softmax-cutoff {cutoffs[0]},{cutoffs[1]}"))
+    tied = cutoffs and getattr(args, "adaptive_input", False) and args.tie_adaptive_weights
+    if tied and eval_str_list(args.adaptive_input_cutoff, type=int) != cutoffs:
+        flag = f"--adaptive-input-cutoff {','.join(map(str, cutoffs))}"
+        lacking.append(("--tie-adaptive-weights needs the softmax's cut-offs for the input too", flag))
     if args.optimizer is None:
         lacking.append(("--optimizer is missing", "--optimizer adam --lr 0.001"))
     if args.max_tokens is None and args.batch_size is None:

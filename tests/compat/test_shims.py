@@ -20,6 +20,7 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 from lightconv_plugin import compat
 from lightconv_plugin.compat import training
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
+from tests.models import common
 
 from .conftest import REPO, Train
 
@@ -90,6 +91,7 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
 FITS = "--optimizer adam --max-tokens 99"
 ADAPTIVE = "--criterion adaptive_loss --ddp-backend legacy_ddp"
 LM = "--task language_modeling"
+BANDS = "--adaptive-softmax-cutoff 2,8 --adaptive-input-cutoff 2,8"  # for the 28 types of the dictionary
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,24 @@ LM = "--task language_modeling"
         (f"--arch pla_dynamicconv_iwslt_de_en {FITS}", ""),
         ("--arch transformer", "--optimizer adam --lr 0.001 --max-tokens 4096"),
         (f"--arch pla_dynamicconv_iwslt_de_en {LM} {FITS}", "--task translation"),
-        (f"--arch pla_dynamicconv_lm_small {FITS}", f"{LM} {ADAPTIVE}"),
+        (f"--arch pla_dynamicconv_lm_small {FITS}", f"{LM} {ADAPTIVE} {BANDS}"),
+        (
+            f"--arch pla_dynamicconv_lm_small {LM} {FITS} {ADAPTIVE} --adaptive-softmax-cutoff 9",
+            "--adaptive-input-cutoff 9",
+        ),
         (f"--arch transformer_lm {LM} {FITS} --adaptive-softmax-cutoff 2,8", ADAPTIVE),
         (f"--arch pla_lightconv_lm {LM} {FITS} {ADAPTIVE}", "--criterion cross_entropy"),
     ],
 )
-def test_all_flags_that_a_command_lacks_are_named_at_once(given: str, added: str, monkeypatch) -> None:
+def test_all_flags_that_a_command_lacks_are_named_at_once(given: str, added: str, monkeypatch, tmp_path: Path) -> None:
     """And the command with them lacks none."""
-    monkeypatch.setattr("sys.argv", ["fairseq-train", "data", *given.split()])
+    common.dictionary(24).save(str(tmp_path / "dict.txt"))
+    monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *given.split()])
     if added:
         with pytest.raises(SystemExit) as ended:
             options.parse_args_and_arch(options.get_training_parser())
         assert str(ended.value.code).partition(". Add to the command: ")[2] == added
-    monkeypatch.setattr("sys.argv", ["fairseq-train", "data", *given.split(), *added.split()])
+    monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *given.split(), *added.split()])
     options.parse_args_and_arch(options.get_training_parser())
 
 
