@@ -177,7 +177,8 @@ def test_a_step_that_drops_many_says_so(checkout, capsys):
     path = checkout / "d.yaml"
     steps = "[{clean: {max_ratio: 3.5}}, {split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, save_raw]"
     path.write_text(f"kind: text\nsource: de\ntarget: en\nsteps: {steps}\n")
-    prepare(load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
+    download(load_dataset(str(path)), raw=raw, out=checkout / "fetched")
+    prepare(load_dataset(str(path)), raw=checkout / "fetched", out=checkout / "out", workers=1)
     said = capsys.readouterr().out
     assert "note: clean dropped 10 of 40 lines of train (25%): length ratio of 3.5 or more: 10\n" in said
     assert re.search(r"note: \d lines validate and \d test: too few to tell two models apart \(200 or more do\)", said)
