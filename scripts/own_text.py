@@ -130,6 +130,7 @@ def config_text(name: str, source: Side, target: Side, *, gpu: bool) -> str:
     # without a GPU by two processes, each with room for the longest line
     update = 4000 if gpu else max(1536, 8 * most_words(source, target))
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
+    in_fact = float(f"{updates * update / tokens:.2g}")  # a small text has more passes, a large one fewer
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if target.lines < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         more = f"arch: {arch}\n  save-interval-updates: {updates // 50}"
@@ -143,7 +144,7 @@ batch: {{tokens: {update}, max-tokens: {update // 2}}}  # each of two processes 
 base: ../own_text/{"base_gpu" if gpu else "base"}.yaml
 dataset: "{name}"
 train:
-  # some {float(f"{updates * update / tokens:.2g}"):g} passes over the text, {_LEAST} to {most:,} updates; more is better
+  # some {in_fact:g} passes over the text, {_LEAST} to {most:,} updates; more is better
   max-update: {updates}
   {more}
 """

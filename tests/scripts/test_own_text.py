@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fairseq.data.data_utils import post_process
@@ -265,7 +266,7 @@ def learnt(dataset: Dataset, lines: list[str], codes: Path) -> Path:
 @pytest.mark.parametrize("target", SENTENCES)
 def test_a_perfect_translation_scores_100(target, cut, tmp_path):
     """The text of the test set as it is prepared, its units joined and its words written as people do."""
-    given = {"tokenise": {"escape": False}, "bpe": {"merges": 20}, "sentencepiece": {"units": 200}}
+    given: dict[str, Any] = {"tokenise": {"escape": False}, "bpe": {"merges": 20}, "sentencepiece": {"units": 200}}
     steps = tuple(Step(name=name, parameters=given[name]) for name in cut.split())
     dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
     references = [f"{SENTENCES[target]} {n}" for n in range(20)]
