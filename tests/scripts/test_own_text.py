@@ -197,7 +197,7 @@ def test_what_cannot_be_is_said(checkout, call, capsys):
         (chinese, short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
         (chinese, english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
         (chinese, english, "en", "mine", "--source and --target are both en"),
-        (chinese, english, "zh", "there", r"there\.yaml is there already; go on with .*reproduce configs/there/dynamic"),
+        (chinese, english, "zh", "there", r"there\.yaml is there already; go on with .* configs/there/"),
         (checkout / "none", english, "zh", "mine", "none.*No such file"),
         (chinese, latin, "zh", "mine", r"latin\.en.*not UTF-8"),
     ):
