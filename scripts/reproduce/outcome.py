@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
+from scripts.common import CHECKOUT
 from scripts.common.files import read_json, read_lines
 from scripts.reproduce.run import Run, seed_root
 
@@ -21,7 +22,8 @@ def near(path: Path) -> str:
 def typed(module: str, *words: str) -> str:
     """Return the command that runs a module, to be pasted where this command was typed."""
     python = "python" if shutil.which("python") == sys.executable else near(Path(sys.executable))
-    return shlex.join([python, "-m", module, *words])
+    found = [] if Path.cwd() == CHECKOUT else ["env", f"PYTHONPATH={CHECKOUT}"]
+    return shlex.join([*found, python, "-m", module, *words])
 
 
 def outcome(run: Run) -> str:
