@@ -48,5 +48,6 @@ def outcome(run: Run) -> str:
     if best is not None and translates and untouched[0].exists():
         file = shlex.quote(near(untouched[0]))
         command = typed("scripts.translate", near(run.model_root))
-        parts.append(f"translate any text in {source}, a line each:\n  head -n 3 {file} | {command}")
+        verb = "summarise" if run.config.metric == "rouge" else "translate"
+        parts.append(f"{verb} any text in {source}, a line each:\n  head -n 3 {file} | {command}")
     return "\n\n".join(parts)
