@@ -5,8 +5,8 @@ Looks at the text and the machine; a comment explains every choice:
   data_prep/datasets/NAME.yaml      where the text is and how it is prepared
   configs/NAME/dynamicconv.yaml     how the model is trained
 
-With --run it prepares, trains and scores at once; otherwise it prints the command that does. Languages that put no
-spaces between words (Chinese, Japanese, Thai, ...) need no other options.
+Then it prints the command that prepares, trains and scores; with --run it does so at once. Languages that put no spaces
+between words (Chinese, Japanese, Thai, ...) need no other options.
 
 example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh --target en --run
 """
@@ -130,6 +130,7 @@ def config_text(name: str, source: Side, target: Side, *, gpu: bool) -> str:
     # without a GPU by two processes, each with room for the longest line
     update = 4000 if gpu else max(1536, 8 * most_words(source, target))
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
+    in_fact = float(f"{updates * update / tokens:.2g}")  # a small text has more passes, a large one fewer
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if target.lines < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         more = f"arch: {arch}\n  save-interval-updates: {updates // 50}"
@@ -143,7 +144,7 @@ batch: {{tokens: {update}, max-tokens: {update // 2}}}  # each of two processes 
 base: ../own_text/{"base_gpu" if gpu else "base"}.yaml
 dataset: "{name}"
 train:
-  # some {float(f"{updates * update / tokens:.2g}"):g} passes over the text: {_LEAST} to {most:,} updates; more helps
+  # some {in_fact:g} passes over the text, {_LEAST} to {most:,} updates; more is better
   max-update: {updates}
   {more}
 """
@@ -171,9 +172,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--source and --target are both {arguments.source}; give two languages")
     dataset = CHECKOUT / "data_prep" / "datasets" / f"{name}.yaml"
     config = CHECKOUT / "configs" / name / "dynamicconv.yaml"
+    goes_on = typed("scripts.reproduce", near(config))
     for path in (dataset, config):
         if path.exists():
-            raise UserError(f"{path} is there already; choose another NAME, or remove it")
+            raise UserError(f"{path} is there already; go on with {goes_on}, choose another NAME, or remove it")
     sides = look(arguments.src, arguments.source), look(arguments.tgt, arguments.target)
     if sides[0].lines != sides[1].lines:
         counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)
@@ -183,11 +185,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path, text in zip((dataset, config), texts, strict=True):
         with atomic_file(path) as f:
             f.write(text)
-    print(f"written, for training on {devices}: {near(dataset)}, {near(config)}", flush=True)
+    print(f"written, for training on {devices}: {near(dataset)}, {near(config)}")
+    print(f"prepare, train, score and see translations:\n  {goes_on}", flush=True)
     if arguments.run:
         reproduce.main([near(config)])
-    else:
-        print(f"prepare, train, score and see translations:\n  {typed('scripts.reproduce', near(config))}")
 
 
 if __name__ == "__main__":

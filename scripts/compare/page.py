@@ -94,7 +94,7 @@ def gains(runs: Sequence[Run], baseline: Run) -> tuple[dict[str, Interval], str]
     seeds = pooled(alike)
     found = {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
     halves = [gain.half for gain in found.values() if gain.half is not None]
-    if not halves or not baseline.lines():
+    if not any(halves) or not baseline.lines():
         return found, ""
     alone = "" if seeds else " (of the lines alone: no model has several seeds)"
     return found, f"{len(baseline.lines()[0]):,} lines: differences below {max(halves):.2f} are chance{alone}."

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from data_prep.dataset import load_dataset
+from scripts.common import CHECKOUT
 from scripts.common.files import read_json, read_lines
 from scripts.reproduce.run import Run, seed_root
 
@@ -21,7 +22,8 @@ def near(path: Path) -> str:
 def typed(module: str, *words: str) -> str:
     """Return the command that runs a module, to be pasted where this command was typed."""
     python = "python" if shutil.which("python") == sys.executable else near(Path(sys.executable))
-    return shlex.join([python, "-m", module, *words])
+    found = [] if Path.cwd() == CHECKOUT else ["env", f"PYTHONPATH={CHECKOUT}"]
+    return shlex.join([*found, python, "-m", module, *words])
 
 
 def outcome(run: Run) -> str:
@@ -46,5 +48,6 @@ def outcome(run: Run) -> str:
     if best is not None and translates and untouched[0].exists():
         file = shlex.quote(near(untouched[0]))
         command = typed("scripts.translate", near(run.model_root))
-        parts.append(f"translate any text in {source}, a line each:\n  head -n 3 {file} | {command}")
+        verb = "summarise" if run.config.metric == "rouge" else "translate"
+        parts.append(f"{verb} any text in {source}, a line each:\n  head -n 3 {file} | {command}")
     return "\n\n".join(parts)

@@ -157,6 +157,7 @@ def test_it_is_said_what_is_chance(place):
     for run in runs.values():
         run.scored.pop("2", None)
     found, said = gains([runs["base"], runs["bad"]], runs["base"])
+    assert runs["bad"].counted
     half = 1.96 * standard_error(runs["bad"].counted, runs["bad"].lines(), runs["base"].lines())
     assert (
         said == f"40 lines: differences below {half:.2f} are chance (of the lines alone: no model has several seeds)."

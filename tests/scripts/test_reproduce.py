@@ -95,7 +95,7 @@ def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_ru
         (lambda p: p.config(CONFIG.replace("last: 2", "last: 3")), "average:1"),
         (lambda p: p.config(CONFIG.replace("beam: 5", "beam: 4")), "generate:1"),
         (lambda p: p.config(CONFIG.replace("average:", "# average:")), "generate:1"),  # of the best checkpoint
-        (lambda p: p.dataset(DATASET + "invalid: drop\n"), "download"),
+        (lambda p: p.dataset(DATASET.replace("en", "fr")), "download"),
         (lambda p: p.dataset(DATASET + "steps: [save_raw]\n"), "prepare"),
         (lambda p: p.dataset(DATASET + "binarise: {joined_dictionary: true}\n"), "binarise"),
         (lambda p: (p.stage_folder("generate:1") / "generation.json").unlink(), "generate:1"),
