@@ -59,7 +59,7 @@ class Place:
             for name, value in environment.items():
                 patch.setenv(name, value)
             train.main([str(self.folder / "model.yaml"), *folders, *flags])
-        return self.capsys.readouterr().out
+        return "".join(self.capsys.readouterr())
 
     def fail(self, match: str, *flags: str, **environment: str) -> str:
         with pytest.raises(UserError, match=match):
