@@ -30,7 +30,6 @@ Result = TypeVar("Result")
 Block = tuple[bytes, ...]  # some lines of a split: the same number of whole lines for each language
 
 CHUNK = 2_000  # lines of a block
-_SECONDS_BETWEEN_UPDATES = 0.5
 _AHEAD = 3  # tasks a worker that are in memory
 
 
@@ -105,17 +104,13 @@ class Pool:
             ) from error
 
     def progress(self, what: str, lines: int | None = None) -> Callable[[int], None]:
-        """A function to be told that so many lines more are done, which it shows twice a second at most."""
-        start = last = time.monotonic()
-        done = 0
+        """A function to be told that so many lines more are done, which it shows."""
+        start, done = time.monotonic(), 0
 
         def update(more: int) -> None:
-            nonlocal last, done
+            nonlocal done
             done += more
-            now = time.monotonic()
-            if now - last < _SECONDS_BETWEEN_UPDATES:
-                return
-            last, rate = now, done / (now - start)
+            rate = done / (time.monotonic() - start)
             of = "" if lines is None else f" of {lines:,}"
             left = "" if lines is None else f", {clock((lines - done) / rate)} left"
             self._status.update(f"{what}: {done:,}{of} lines, {rate:,.0f} a second{left}")
