@@ -117,22 +117,10 @@ def _tested(there: Path, path: Path, file: File, before: dict[str, Any] | None) 
 
 def _download(path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
     """Bring the file from the first mirror that has it, tested."""
-    name, problems, part = path.name, "", in_the_making(path)
+    name, problems = path.name, ""
     for url in file.urls:
         try:
-            _bring(url, part, name, file, status)
-            status.update(f"{name}: testing it")
-            try:
-                found = _tested(part, path, file, before)
-            except _Refused as wrong:
-                bad = path.with_name(f"{name}.bad")
-                replace(part, bad)
-                raise _Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it") from wrong
-            with part.open("rb") as whole:
-                os.fsync(whole.fileno())
-            replace(part, path)
-            status.line(f"{name}: {found['bytes']:,} bytes from {url}")
-            return {"url": url, **found}
+            return {"url": url, **_from_mirror(url, path, file, before, status)}
         except _Refused as refused:
             problems += f"\n  {url}: {refused}"
             status.line(f"{name}: {url}: {refused}")
@@ -143,6 +131,23 @@ def _download(path: Path, file: File, before: dict[str, Any] | None, status: Sta
         f"{message}\nGet {name} yourself{source}, put it under this name into {path.parent}, and run the same command "
         f"again.{by_hand}"
     )
+
+
+def _from_mirror(url: str, path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
+    part = in_the_making(path)
+    _bring(url, part, path.name, file, status)
+    status.update(f"{path.name}: testing it")
+    try:
+        found = _tested(part, path, file, before)
+    except _Refused as wrong:
+        bad = path.with_name(f"{path.name}.bad")
+        replace(part, bad)
+        raise _Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it") from wrong
+    with part.open("rb") as whole:
+        os.fsync(whole.fileno())
+    replace(part, path)
+    status.line(f"{path.name}: {found['bytes']:,} bytes from {url}")
+    return found
 
 
 def _bring(url: str, part: Path, name: str, file: File, status: StatusLine) -> None:

@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import join_unpacked
 from scripts.common.errors import UserError
+from scripts.common.terminal import StatusLine
 
 _WITHOUT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
 _SLICE = 50  # packages at a time
@@ -71,10 +72,10 @@ def fetch_packages(packages: Sequence[str], *, out: Path) -> dict[str, Any]:
         there = sorted(set(packages) & set(known.split()))
         if not there:
             raise UserError(f"apt knows none of {len(packages)} packages. apt-get update ended with:\n{_tail(log)}")
-        print(f"apt-get download of {len(there)} packages ...", flush=True)
-        # in slices: apt keeps what is complete if it fails, and its 15 minutes are for each
-        for start in range(0, len(there), _SLICE):
-            _run(["apt-get", "-c", configuration, "download", *there[start : start + _SLICE]], cwd=out)
+        with closing(StatusLine()) as status:
+            for start in range(0, len(there), _SLICE):  # 15 minutes for each slice
+                status.update(f"apt-get download: {start} of {len(there)} packages")
+                _run(["apt-get", "-c", configuration, "download", *there[start : start + _SLICE]], cwd=out)
     return {"packages this release does not have": sorted(set(packages) - set(there))}
 
 

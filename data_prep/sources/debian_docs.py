@@ -25,6 +25,7 @@ from data_prep.text.parallel import Row, align, fault, sentences, split_by_sourc
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file
 from scripts.common.schema import require
+from scripts.common.terminal import StatusLine
 
 _KINDS = {
     "docbook": ("DocBook", xml),
@@ -88,7 +89,9 @@ def _pairs(raw: Path, language: str, counts: Counter[str], licences: dict[str, s
     english: dict[str, tuple[str, bytes]] = {}
     foreign: dict[str, bytes] = {}
     catalogues: list[tuple[str, bytes]] = []
-    for path in sorted(raw.glob("*.deb")):
+    paths, status = sorted(raw.glob("*.deb")), StatusLine()
+    for number, path in enumerate(paths):
+        status.update(f"reading package {number:,} of {len(paths):,}")
         source = ""
         for name, data in read_package(path):
             lower = name.lower()
@@ -105,6 +108,7 @@ def _pairs(raw: Path, language: str, counts: Counter[str], licences: dict[str, s
                     foreign.setdefault(tag.sub("", lower), data)
                 else:
                     english.setdefault(_ENGLISH.sub("", lower), (source, data))
+    status.close()
     for key in sorted(english.keys() & foreign.keys()):
         yield from _document(key, *english[key], foreign[key], counts)
     for source, data in catalogues:

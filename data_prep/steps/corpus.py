@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -30,7 +30,6 @@ Result = TypeVar("Result")
 Block = tuple[bytes, ...]  # some lines of a split: the same number of whole lines for each language
 
 CHUNK = 2_000  # lines of a block
-_SECONDS_BETWEEN_UPDATES = 0.5
 _AHEAD = 3  # tasks a worker that are in memory
 
 
@@ -105,17 +104,13 @@ class Pool:
             ) from error
 
     def progress(self, what: str, lines: int | None = None) -> Callable[[int], None]:
-        """A function to be told that so many lines more are done, which it shows twice a second at most."""
-        start = last = time.monotonic()
-        done = 0
+        """A function to be told that so many lines more are done, which it shows."""
+        start, done = time.monotonic(), 0
 
         def update(more: int) -> None:
-            nonlocal last, done
+            nonlocal done
             done += more
-            now = time.monotonic()
-            if now - last < _SECONDS_BETWEEN_UPDATES:
-                return
-            last, rate = now, done / (now - start)
+            rate = done / (time.monotonic() - start)
             of = "" if lines is None else f" of {lines:,}"
             left = "" if lines is None else f", {clock((lines - done) / rate)} left"
             self._status.update(f"{what}: {done:,}{of} lines, {rate:,.0f} a second{left}")
@@ -133,26 +128,21 @@ class Context:
         self.lines: dict[str, int] = {}  # of the splits written so far
         self.files: dict[str, list[str]] = {}  # as ``Text`` has them
         self._stack = stack
-        self._open: dict[str, IO[bytes]] = {}
-
-    def open(self, name: str) -> IO[bytes]:
-        """Open a file of this pass, once."""
-        if name not in self._open:
-            self._open[name] = self._stack.enter_context(open_own(self.work / self.folder / name, "wb"))
-        return self._open[name]
+        self._open: dict[str, list[IO[bytes]]] = {}
 
     def sync(self) -> None:
         """Have all that is written on the disk."""
-        for file in self._open.values():
-            file.flush()
-            os.fsync(file.fileno())
+        for file in chain.from_iterable(self._open.values()):
+            sync(file)
 
     def write(self, split: str, block: Sequence[bytes] = (), lines: int = 0) -> None:
         """Append so many lines of each language to a split; none, to have it though it may stay empty."""
-        names = [f"{split}.{language}" for language in self.languages]
-        self.files |= {name: [f"{self.folder}/{name}"] for name in names}
-        files = [self.open(name) for name in names]
-        for file, part in zip(files, block, strict=bool(block)):
+        if split not in self._open:
+            names = [f"{split}.{language}" for language in self.languages]
+            self.files |= {name: [f"{self.folder}/{name}"] for name in names}
+            paths = [self.work / self.folder / name for name in names]
+            self._open[split] = [self._stack.enter_context(open_own(path, "wb")) for path in paths]
+        for file, part in zip(self._open[split], block, strict=bool(block)):
             file.write(part)
         self.lines[split] = self.lines.get(split, 0) + lines
 
@@ -189,6 +179,12 @@ class Context:
 Log = list[dict[str, Any]]
 WholeStep = Callable[[Context, Step], Log]
 """A step that sees the whole corpus: it takes the pass and itself, writes what changes, and returns its log."""
+
+
+def sync(file: IO[bytes]) -> None:
+    """Have what is written to a file on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def columns_of(block: Block) -> list[list[bytes]]:

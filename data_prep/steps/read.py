@@ -15,9 +15,10 @@ from pathlib import Path
 
 from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
-from data_prep.steps.corpus import CHUNK, Context
+from data_prep.steps.corpus import CHUNK, Context, sync
 from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
+from scripts.common.outputs import open_own
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """Text that a kind of its own makes: the split, and a line a language."""
@@ -96,10 +97,12 @@ def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Cal
             yield text.removesuffix("\n")
 
     lines = read() if piece.reader == "plain" else READERS[piece.reader](read())
-    while chunk := list(islice(lines, CHUNK)):
-        context.open(piece.file).write("".join(f"{line}\n" for line in chunk).encode())
-        count += len(chunk)
-        progress(len(chunk))
+    with open_own(context.work / context.folder / piece.file, "wb") as f:
+        while chunk := list(islice(lines, CHUNK)):
+            f.write("".join(f"{line}\n" for line in chunk).encode())
+            count += len(chunk)
+            progress(len(chunk))
+        sync(f)
     if piece.md5 is not None and md5.hexdigest() != piece.md5:
         raise UserError(
             f"{piece.name}: got MD5 {md5.hexdigest()}, expected {piece.md5}; delete {piece.archive} and fetch it again"

@@ -22,17 +22,16 @@ class StatusLine:
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
+        self._seconds = 0.5 if self._live else SECONDS_BETWEEN_LINES
         self._shown = False
-        self._last = -SECONDS_BETWEEN_LINES
+        self._last = -self._seconds
 
     def update(self, text: str) -> None:
         now = time.monotonic()
-        if self._live:
-            print(f"\r\x1b[K{text}", end="", flush=True, file=sys.stderr)
-            self._shown = True
-        elif now - self._last >= SECONDS_BETWEEN_LINES:
-            print(text, flush=True, file=sys.stderr)
-            self._last = now
+        if now - self._last < self._seconds:
+            return
+        self._last, self._shown = now, self._live
+        print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", flush=True, file=sys.stderr)
 
     def line(self, text: str) -> None:
         if self._shown:

@@ -103,8 +103,8 @@ def with_steps(*steps: str | dict[str, Any]) -> Dataset:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files but those with times in them."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("timings.json", LIST)]
+    """All files but the lists of what was written."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != LIST]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
