@@ -231,7 +231,8 @@ def check_part(
 
     dataset = built.task.dataset(part)
     sizes = np.array([dataset.size(number) for number in range(len(dataset))]).reshape(len(dataset), -1)  # (N, sides)
-    names, limits = commands.POSITIONS, positions
+    names: tuple[str, ...] = commands.POSITIONS
+    limits = positions
     if config.metric == "perplexity":
         names = ("tokens-per-sample" if built.args.max_target_positions is None else "max-target-positions",)
         limits = (positions,)

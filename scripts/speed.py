@@ -26,6 +26,7 @@ from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.reproduce.run import baseline_config, model_file, seed_root, tuned_settings
+from scripts.scoring.selection import over
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
 # a fixed length takes the place of these
@@ -43,13 +44,9 @@ class System:
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Mean and standard deviation of each figure over the runs that count."""
+        """Mean, standard deviation and number of each figure over the runs that count."""
         found: dict[str, Any] = {"model": self.config.name, "trained": self.trained, "runs": self.runs}
-        for key in FIGURES:
-            values = [run[key] for run in self.runs]
-            deviation = statistics.stdev(values) if len(values) > 1 else None
-            found[key] = {"mean": statistics.fmean(values), "std": deviation}
-        return found
+        return found | {key: over([run[key] for run in self.runs]) for key in FIGURES}
 
 
 def trained_system(config: Config, run: Path) -> System | None:

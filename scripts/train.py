@@ -42,7 +42,6 @@ STARTED = "started.json"
 TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precision
 DIVERGED = "diverged.json"
 LOG = "train.log"
-HALF_WRITTEN = ("checkpoint*.pt.tmp", ".checkpoint*.pt.*.partial")  # by fairseq, and by the plugin
 LIMITS = ("max-update", "max-epoch")
 OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates that do not know where they are to end
 
@@ -69,9 +68,9 @@ def prepare_folder(out: Path, identity: dict[str, Any]) -> dict[str, Any]:
             )
         print(f"train: the checkpoints in {out} were made with {raised}: going on", flush=True)
     check_writable(*(out / name for name in (STARTED, LOG, "train.json", "loss.png")))
-    claim(out, "checkpoint*.pt", *HALF_WRITTEN)
-    for left in (path for pattern in HALF_WRITTEN for path in out.glob(pattern)):
-        remove(left)  # a full disk, or a kill, left it
+    claim(out, "checkpoint*.pt")
+    for left in out.glob(".checkpoint*.lightconv"):  # of a kill while it was written
+        remove(left)
     return started
 
 

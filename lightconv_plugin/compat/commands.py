@@ -22,7 +22,8 @@ def leave_out_what_says_nothing() -> None:
     warnings.filterwarnings("ignore", module="hydra")
     warnings.filterwarnings("ignore", message=r"\s*'config' is validated")
     warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true but no accelerator")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq|torch\.nn\.utils\.weight_norm")
+    for caller in ("fairseq", r"lightconv_plugin\.compat", r"torch\.nn\.utils\.weight_norm"):  # shims pass calls on
+        warnings.filterwarnings("ignore", category=FutureWarning, module=caller)
 
 
 def help_with_model_options() -> None:

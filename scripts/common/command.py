@@ -54,3 +54,6 @@ def run_command(main: Callable[[], None]) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be printed is not tried again at the end
         sys.exit(f"error: {in_words(error)}")
+    except KeyboardInterrupt as error:
+        sys.excepthook(type(error), error, None)
+        sys.exit(130)  # as shells have it

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 
-_LINE = re.compile(r"^\S+ \S+ \| \w+ \| (?P<logger>[\w.]+) \| (?P<text>.*)$")
+_LINE = re.compile(r"^\S+ \S+ \| \w+ \| (train_inner|train|valid) \| (\{.*\})$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
 _EXPLODED = re.compile(r"FloatingPointError: (.*)")
 # what a person should see of fairseq's log; the numbers of samples differ from epoch to epoch
@@ -99,22 +99,19 @@ def read_log(lines: Iterable[str]) -> TrainLog:
 
 def parse_progress(line: str) -> Progress | None:
     """The numbers in a line of fairseq's JSON log; None for any other line, and for a line cut off by a kill."""
-    found = _LINE.match(line)
-    if not found or found["logger"] not in ("train_inner", "train", "valid"):
+    if not (found := _LINE.match(line)):
         return None
     try:
-        content = json.loads(found["text"])
+        content = json.loads(found[2])
     except ValueError:
         return None
-    if not isinstance(content, dict):
-        return None
-    prefix = "" if found["logger"] == "train_inner" else found["logger"] + "_"
+    prefix = "" if found[1] == "train_inner" else f"{found[1]}_"
     values = {
         key.removeprefix(prefix): number for key, value in content.items() if (number := _as_number(value)) is not None
     }
     if "num_updates" not in values or "loss" not in values:
         return None
-    return Progress(found["logger"], int(values["num_updates"]), values)
+    return Progress(found[1], int(values["num_updates"]), values)
 
 
 def _as_number(value: Any) -> float | None:

@@ -37,44 +37,36 @@ def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, 
     assert (shared["update-freq"] - 1) * count * most < tokens  # no step more than memory asks for
 
 
-@pytest.fixture
-def four_gpus(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: (4, True))
+SLURM = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
 
 
-@pytest.mark.usefixtures("four_gpus")
-def test_all_gpus_are_taken_unless_fewer_are_asked_for():
-    assert find_devices() == find_devices(cpu_processes=2) == Devices(gpu=True, count=4, bf16=True)
-    assert find_devices(2).total == 2
-    assert find_devices(2, nodes=3, node_rank=1, rendezvous="a:1").total == 6
-    for arguments, said in (
-        ({"count": 5}, "torch sees 4 GPUs"),
-        ({"nodes": 2}, "--nodes 2 needs --rendezvous HOST:PORT"),
-        ({"nodes": 2, "rendezvous": "host"}, "got host"),
-        ({"nodes": 2, "rendezvous": "host:1", "node_rank": 2}, "--node-rank is 2, expected 0 to 1"),
-    ):
-        with pytest.raises(UserError, match=said):
-            find_devices(**arguments)
-
-
-def test_gpus_that_slurm_gave_and_torch_does_not_see_are_no_reason_to_train_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
-    with pytest.raises(UserError, match="SLURM gives this machine 8 GPUs, and torch sees none"):
-        find_devices(8)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert find_devices() == Devices(gpu=False, count=1)
-
-
-def test_on_a_cpu_one_process_is_the_default_and_more_take_a_core_each(monkeypatch):
-    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
+@pytest.mark.parametrize(
+    ("gpus", "environment", "arguments", "found"),
+    [
+        (4, {}, {}, Devices(gpu=True, count=4, bf16=True)),
+        (4, {}, {"count": 2, "cpu_processes": 3}, Devices(gpu=True, count=2, bf16=True)),
+        (4, {}, {"count": 5}, "torch sees 4 GPUs"),
+        (4, {}, {"nodes": 2}, "--nodes 2 needs --rendezvous HOST:PORT"),
+        (4, {}, {"nodes": 2, "rendezvous": "host"}, "got host"),
+        (4, {}, {"nodes": 2, "rendezvous": "host:1", "node_rank": 2}, "--node-rank is 2, expected 0 to 1"),
+        (0, SLURM, {"count": 8}, "SLURM gives this machine 8 GPUs, and torch sees none"),  # no reason to take the CPU
+        (0, SLURM | {"CUDA_VISIBLE_DEVICES": ""}, {}, Devices(gpu=False, count=1)),
+        (0, {}, {}, Devices(gpu=False, count=1)),
+        (0, {}, {"cpu_processes": 2}, Devices(gpu=False, count=2)),
+        (0, {}, {"cpu_processes": 9}, Devices(gpu=False, count=4)),  # one for each core
+        (0, {}, {"count": 1, "cpu_processes": 2}, Devices(gpu=False, count=1)),
+    ],
+)
+def test_the_devices_that_are_taken(monkeypatch, gpus, environment, arguments, found):
+    monkeypatch.setattr(devices, "_installed", lambda: (gpus, gpus > 0))
     monkeypatch.setattr(devices, "available_cores", lambda: 4)
-    for asked, count in ((2, 2), (9, 4)):
-        assert find_devices(cpu_processes=asked) == Devices(gpu=False, count=count)
-        assert find_devices(1, cpu_processes=asked) == Devices(gpu=False, count=1)
-    assert find_devices() == Devices(gpu=False, count=1)
-    assert find_devices(3) == Devices(gpu=False, count=3)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(found, Devices):
+        assert find_devices(**arguments) == found
+        return
+    with pytest.raises(UserError, match=found):
+        find_devices(**arguments)
 
 
 def test_how_processes_are_started():

@@ -138,6 +138,7 @@ def test_from_binarised_data_to_a_row(data, finished):
     assert (seed / "hypotheses" / "reference.tok").read_bytes() == (data / "prepared" / "test.de").read_bytes()
     assert (seed / "hypotheses" / "source.tok").read_bytes() == (data / "prepared" / "test.en").read_bytes()
     assert "averaged:3 by update" in test["signature"]
+    assert "Warning" not in (seed / "checkpoints" / "train.log").read_text()  # of how fairseq calls hydra and torch
 
     stamps = {name: read_stamp(seed / name) for name in ("checkpoints", "averaged", "hypotheses", "scores")}
     assert "all stages are done" in run_stages(config, data.parent)

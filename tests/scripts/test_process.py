@@ -110,6 +110,13 @@ def test_nohup_is_heeded():
     assert kept.stdout == b"at work\n"
 
 
+@pytest.mark.parametrize(("given", "found"), [({}, b"PASSIVE\n"), ({"OMP_WAIT_POLICY": "active"}, b"active\n")])
+def test_idle_threads_sleep_unless_the_environment_says_otherwise(given, found):
+    code = "import scripts.common.errors, os; print(os.environ['OMP_WAIT_POLICY'])"
+    env = {name: value for name, value in environment().items() if name != "OMP_WAIT_POLICY"} | given
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=env).stdout == found
+
+
 def test_code_that_has_changed_is_told(monkeypatch, tmp_path):
     """Whoever owns the checkout."""
 

@@ -76,7 +76,7 @@ def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(pla
         assert {"--gen-subset=valid", "--beam=4", "--batch-size=256", "--max-len-b=77", "--lenpen=0.9"} <= {*run}
         assert not any(word.startswith(("--max-tokens", "--min-len")) for word in run)
     assert [run["sentences_per_second"] for run in found["runs"]] == [6, 10]
-    assert found["sentences_per_second"] == {"mean": 8, "std": pytest.approx(8**0.5)}
+    assert found["sentences_per_second"] == {"mean": 8, "std": pytest.approx(8**0.5), "n": 2}
     assert found["tokens_per_second"]["mean"] == 24
     baseline = found["baseline"]
     assert (baseline["sentences_per_second"]["mean"], baseline["trained"], found["ratio"]) == (10, True, 0.8)
