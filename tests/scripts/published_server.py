@@ -37,7 +37,7 @@ from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
-TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 100
+TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 150
 # a word in each language of the five; some with a hyphen or an ampersand, for compounds and escapes
 WORDS = [
     ("the", "der", "le", "中国"),
