@@ -114,15 +114,13 @@ EVERY = [
 
 
 def first_of_each_kind() -> list[Path]:
-    """The configurations of which each has a dataset or a family of models that none before it has."""
-    chosen, seen = list[Path](), set[str]()
+    """The first configuration of each dataset, and of each family of models."""
+    first: dict[str, Path] = {}
     for path in EVERY:
         config = load_config(path)
-        kinds = {config.dataset, config.train["arch"].removeprefix("pla_").split("_")[0]}
-        if not kinds <= seen:
-            chosen.append(path)
-        seen |= kinds
-    return chosen
+        first.setdefault(config.dataset, path)
+        first.setdefault(config.train["arch"].removeprefix("pla_").split("_")[0], path)
+    return sorted(set(first.values()))
 
 
 KINDS = first_of_each_kind()

@@ -7,15 +7,16 @@ from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from fairseq.data import Dictionary
 
 from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.common.outputs import lock
 from scripts.common.process import ask_python
+from tests.convert import common
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import Site, serving
 
@@ -33,23 +34,12 @@ FILES = ["dict.en.txt", "dict.zh.txt", "en.code", "manifest.json", "model.pt", "
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory) -> Path:
     """A folder with the archive of a model of fairseq's own DynamicConv."""
-    from fairseq.data import Dictionary
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    sizes = {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1, "attention_heads": 2, "kernel_size_list": [3]}
-    sizes |= {"conv_type": "dynamic"}
-    options: dict[str, Any] = {f"{side}_{key}": sizes[key] for side in ("encoder", "decoder") for key in sizes}
-    options |= {"weight_softmax": True, "task": "translation"}
-    args = Namespace(arch="lightconv", source_lang="zh", target_lang="en", data="x", **options)
     task = Namespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
-    built = ARCH_MODEL_REGISTRY["lightconv"].build_model(args, task)
-    history = [{"criterion_name": "c", "optimizer_name": "o", "lr_scheduler_state": {}, "num_updates": 1}]
-    state = {"args": args, "model": built.state_dict(), "optimizer_history": history, "extra_state": {"epoch": 1}}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    files = {name: b"" if "dict" in name else b"#version: 0.2\n" for name in FILES if "m" not in name}
-    files["model.pt"] = buffer.getvalue()
+    made = common.theirs(task, "lightconv", **common.TINY, **common.DYNAMIC)
     folder = tmp_path_factory.mktemp("shelf")
+    model = common.save(folder / "theirs.pt", *made)
+    files = {name: b"" if "dict" in name else b"#version: 0.2\n" for name in FILES if "m" not in name}
+    files["model.pt"] = model.read_bytes()
     pack(folder / ARCHIVE, {f"./wmt17/{name}": content for name, content in files.items()})
     return folder
 
@@ -109,10 +99,6 @@ def test_fetched_again_it_must_be_the_same(shelf, tmp_path):
     assert (tmp_path / "other" / ARCHIVE).exists()
 
 
-def cut(shelf: Path, size: int) -> bytes:
-    return (shelf / ARCHIVE).read_bytes()[:size]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -129,7 +115,7 @@ def test_archives_that_are_no_model(shelf, tmp_path, content, message):
     if isinstance(content, dict):
         pack(tmp_path / ARCHIVE, content)
     elif content is not None:
-        (tmp_path / ARCHIVE).write_bytes(cut(shelf, content))
+        (tmp_path / ARCHIVE).write_bytes((shelf / ARCHIVE).read_bytes()[:content])
     with pytest.raises(UserError, match=message):
         pretrained.get(MODEL, out=tmp_path / "deep" / "model", origin=str(tmp_path))
     assert names(tmp_path / "deep") == []
