@@ -106,10 +106,13 @@ def check_last(folder: Path) -> None:
 
 def save(state: dict[str, Any], out: Path) -> None:
     """Write a checkpoint, whole or not at all."""
-    from lightconv_plugin.compat import checkpoints
+    import torch
 
     with atomic_file(out, "wb") as f:
-        checkpoints.save(state, f)
+        try:
+            torch.save(state, f)
+        except RuntimeError as error:  # behind which torch hides a full disk
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def move_position(folder: Path, devices: int, tokens: Callable[[int], int] = int) -> str | None:
