@@ -1,7 +1,7 @@
 """The two graphs of decoding: the encoder, and one step of the decoder whose state comes in and goes out.
 
 They call the model's own modules. Those that read the values of a tensor, or whose state is not a fixed number of
-tensors, are exchanged: positions, attention in a step, embeddings of several widths.
+tensors, are exchanged: positions, and attention in a step.
 """
 
 import copy

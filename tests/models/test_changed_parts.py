@@ -196,10 +196,15 @@ def assigned(built):
     nn.Module.load_state_dict(built, {name: t + noise(t) for name, t in built.state_dict().items()}, assign=True)
 
 
+def other_data(built):
+    for parameter in built.parameters():
+        parameter.data = parameter.data + noise(parameter)
+
+
 # weights that change between two searches of one generator, as with --eval-bleu
 WEIGHTS: dict[str, Callable[[Any], Any]] = {
     "by data": lambda built: [p.data.sub_(noise(p)) for p in built.parameters()],
-    "other data": lambda built: [setattr(p, "data", p.data + noise(p)) for p in built.parameters()],
+    "other data": other_data,
     "fused Adam": stepped,
     "assigned": assigned,
     "swapped": swapped,
