@@ -59,7 +59,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 # the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
-LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models", "data_prep")
+LONG = ("end_to_end", "scripts", "export", "ops", "models", "compat", "configs", "data_prep")
 
 
 @pytest.hookimpl(trylast=True)
