@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -85,9 +86,12 @@ def parse_flags_once() -> None:
     from hydra._internal.config_repository import CachingConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
+    def take(self: Any, delegate: Any) -> None:
+        self.delegate, self.cache = delegate, {}
+
     parse = functools.cache(OverridesParser.create().parse_rule)
     OverridesParser.parse_rule = lambda self, text, rule: copy.copy(parse(text, rule))
-    CachingConfigRepository.__init__ = lambda self, delegate: vars(self).update(delegate=delegate, cache={})
+    CachingConfigRepository.__init__ = take
 
 
 @pytest.fixture(autouse=True)
