@@ -20,4 +20,5 @@ cd "$root"
 "$bin/mypy"
 # one process a core, and one more: tests wait for the commands that they start (on two cores 6:52 minutes with three
 # processes, 9:18 with two)
+unset PYTHONDONTWRITEBYTECODE  # or each process compiles all tests anew
 exec "$bin/python" -m pytest --numprocesses "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "$@"

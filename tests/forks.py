@@ -60,8 +60,8 @@ def _main(words: Sequence[str], environment: Mapping[str, str], first: Callable[
     reset_loggers()
     torch.set_num_threads(1)  # those of the test's process are not in its fork
     backend._announced.clear()
-    kind, what, *sys.argv[1:] = words
-    sys.argv[0] = kind
+    kind, what, *rest = words
+    sys.argv = [kind, *rest]
     if kind == "-m":
         for name in (what, f"{what}.__main__"):  # runpy warns of what has been imported
             sys.modules.pop(name, None)

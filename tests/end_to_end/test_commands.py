@@ -12,17 +12,16 @@ import torch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 PLUGIN = Path(__file__).resolve().parents[2] / "lightconv_plugin"
-UPDATES = 40
 
 # dropout and DropConnect are on: resuming must restore the random state too
 MODEL = """
     --arch pla_dynamicconv_small --encoder-embed-dim 32 --decoder-embed-dim 32
     --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 --dropout 0.1 --weight-dropout 0.1 --encoder-glu 1
 """
-RECIPE = f"""
+RECIPE = """
     --task translation -s en -t de --optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy
-    --max-tokens 300 --seed 1 --num-workers 0 --no-epoch-checkpoints --save-interval-updates 5
-    --max-update {UPDATES} --update-epoch-batch-itr True --disable-validation
+    --max-tokens 300 --seed 1 --num-workers 0 --no-epoch-checkpoints --save-interval-updates 2
+    --max-update 20 --update-epoch-batch-itr True --disable-validation
 """
 # fairseq's default of 8 leaves out the last few sentences of a set
 WHOLE = ("--required-batch-size-multiple", 1)
@@ -58,10 +57,7 @@ def test_training_killed_and_resumed_ends_with_the_same_weights(corpus, trained,
     save_dir = tmp_path / "killed"
     line, nowhere = command("train", *train_arguments(corpus, save_dir)), subprocess.DEVNULL
     with subprocess.Popen(line, cwd=tmp_path, stdout=nowhere, stderr=nowhere) as process:
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            if len(list(save_dir.glob("checkpoint_*_*.pt"))) >= 3 and (save_dir / "checkpoint_last.pt").exists():
-                break
+        while process.poll() is None and len(list(save_dir.glob("checkpoint_*_*.pt"))) < 3:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL, "training ended before it could be killed"
