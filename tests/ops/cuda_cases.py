@@ -160,14 +160,14 @@ def on(case: Case, **attributes: int) -> Case:
 
 # lengths up to 32 and those above have one kernel each
 CASES: dict[str, Case] = {
-    "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33,)),
-    "conv-bf16-light-mma-drop": conv(BF16, False, 7, 6, 64, (33, 64), p=0.1),
+    "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33,), H=1),
+    "conv-bf16-light-mma-drop": conv(BF16, False, 7, 6, 64, (64,), p=0.1),
     "conv-bf16-dynamic-sm75": on(conv(BF16, True, 7, 3, 64, (33, 64)), capability=75),
     "conv-bf16-dynamic-unaligned": on(conv(BF16, True, 7, 3, 64, (31, 1)), alignment=2),
-    "conv-f16-dynamic-wide-head": conv(F16, True, 3, 1, 320, (31, 1), H=1),
+    "conv-f16-dynamic-wide-head": conv(F16, True, 3, 1, 160, (31, 1), H=1),
     "conv-f16-light-odd": conv(F16, False, 15, 14, 3, (31, 1), H=3),
     "conv-f16-light-odd-sm75": on(conv(F16, False, 15, 14, 3, (31, 1), H=3), capability=75),
-    "conv-f16-dynamic-bands": conv(F16, True, 70, 69, 7, (40,)),
+    "conv-f16-dynamic-bands": conv(F16, True, 70, 69, 7, (33,), H=1),
     "conv-bf16-dynamic-bands-unaligned-drop": on(conv(BF16, True, 70, 20, 16, (33,), H=1, p=0.2), alignment=2),
     "conv-f16-light-bands": conv(F16, False, 70, 69, 3, (33,)),
     "conv-f32-dynamic-drop": conv(F32, True, 32, 10, 16, (33, 64), H=3, p=0.5),
