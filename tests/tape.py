@@ -21,7 +21,8 @@ class Place:
     """The place of a tensor in memory; nobody is kept from freeing it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.storage = weakref.ref(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        self.storage = weakref.ref(storage) if storage.nbytes() else lambda: storage  # where there is nothing to free
         self.dtype, self.layout = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def tensor(self) -> Tensor:

@@ -261,7 +261,8 @@ class DynamicConv(TimeConv):
 
     def predict(self, query: Tensor | None) -> Tensor:
         """The kernels' logits (T, B, H, K) from a query (T, B, Q), or however it lies."""
-        assert query is not None
+        if query is None:
+            raise TypeError("DynamicConv predicts its kernels from a query: x, or one of query_dim channels; got none")
         places = query.shape[:-1]
         if self.query_heads == 1:
             return apply_linear(self.weight_linear, query).view(*places, self.heads, self.kernel_size)

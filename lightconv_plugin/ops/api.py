@@ -46,7 +46,7 @@ def light_conv(
 def light_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-def light_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+def light_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
 
     See ``reference.light_conv`` for the definition.
@@ -73,7 +73,7 @@ def light_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tens
             convolution that looks ahead, or an unknown normalisation, activation or backend.
         TypeError: what should be a tensor is none.
     """
-    return _convolve("light_conv", x, weight, **options)
+    return _convolve("light_conv", x, weight, padding_l, **options)
 
 
 @overload
@@ -88,7 +88,7 @@ def dynamic_conv(
 def dynamic_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-def dynamic_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+def dynamic_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
 
     See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
@@ -97,15 +97,15 @@ def dynamic_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Te
     Raises:
         ValueError, TypeError: as ``light_conv``.
     """
-    return _convolve("dynamic_conv", x, weight, **options)
+    return _convolve("dynamic_conv", x, weight, padding_l, **options)
 
 
 def _convolve(
     operator: str,
     x: Tensor,
     weight: Tensor,
-    *,
     padding_l: int,
+    *,
     normalization: str = "softmax",
     dropconnect: float = 0.0,
     batch_first: bool = False,

@@ -8,7 +8,7 @@ done by the definition, with one warning that says why.
 import functools
 import logging
 import os
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,9 +45,9 @@ class Operator(NamedTuple):
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
         widest: numbers in a row of its other tensors, at most, on a GPU.
-        few_rows: it replaces PyTorch's matrix products for few rows in plain decoding, and only there.
-        bf16: it computes products in bfloat16, where that is asked for and the processor has units for it.
-        fuses: it joins what PyTorch does in several kernels, where PyTorch neither compiles nor casts.
+        replaces: it does what PyTorch's own kernels do, which serve as well for what is not taken: "few rows" of matrix
+            products in plain decoding; products in "bf16", where that is asked for and the processor has units for
+            it; several kernels, "fused", where PyTorch neither compiles nor casts.
     """
 
     gradient: str | None = None
@@ -55,14 +55,7 @@ class Operator(NamedTuple):
     casts: bool = False
     contiguous: bool = False
     widest: int | None = None
-    few_rows: bool = False
-    bf16: bool = False
-    fuses: bool = False
-
-    @property
-    def replaces(self) -> bool:
-        """True for PyTorch's own kernels, which serve as well for what is not taken."""
-        return self.few_rows or self.bf16 or self.fuses
+    replaces: Literal["few rows", "bf16", "fused"] | None = None
 
 
 OPERATORS = {
@@ -71,16 +64,16 @@ OPERATORS = {
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout"),
     "smoothed_nll": Operator("smoothed_nll_backward"),
-    "residual_norm": Operator("residual_norm_backward", widest=4096, fuses=True),
+    "residual_norm": Operator("residual_norm_backward", widest=4096, replaces="fused"),
     "conv_step": Operator(casts=True, widest=3072),
     "attend": Operator(contiguous=True),
     "beam_candidates": Operator(types=(torch.float32,)),
     "step_candidates": Operator(contiguous=True),
     "search_step": Operator(types=(torch.float32,), contiguous=True),
-    "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
-    "bf16_pack": Operator(types=(torch.float32,), contiguous=True, bf16=True),
-    "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, bf16=True),
-    "decoder_block": Operator(types=(torch.float32,), contiguous=True, few_rows=True),
+    "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
+    "bf16_pack": Operator(types=(torch.float32,), contiguous=True, replaces="bf16"),
+    "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, replaces="bf16"),
+    "decoder_block": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
 }
 
 
@@ -171,15 +164,15 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
     if refused is not None:
         return refused
     about = OPERATORS[operator]
-    if about.few_rows and not (
+    if about.replaces == "few rows" and not (
         0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled(device.type)
     ):
         return _PRODUCT
-    if about.fuses and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
+    if about.replaces == "fused" and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
         return _FUSED
-    if about.bf16 and not (
+    if about.replaces == "bf16" and not (
         not torch.compiler.is_compiling()  # asked first: its front cannot read PyTorch's switch
         and (products_in_bf16 or MATMUL.fp32_precision == "bf16")
         and torch.ops.lightconv.cpu_bf16_units(-1) > 0
@@ -193,18 +186,19 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> Unsu
         and any(t is not None and t.requires_grad for t in (x, *others))
     ):
         return _DECODES
+    replaced = about.replaces is not None
     for t in others:
         if t is None:
             continue
         if t.device != device:
-            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", about.replaces)
+            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", replaced)
         if t.dtype != dtype and not about.casts:
-            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", about.replaces)
+            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", replaced)
         if about.contiguous and not t.is_contiguous():
-            return UnsupportedReason("its tensors must be contiguous", about.replaces)
+            return UnsupportedReason("its tensors must be contiguous", replaced)
         if about.widest is not None and device.type == "cuda" and t.shape[-1] > about.widest:
             return UnsupportedReason(
-                f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}", about.replaces
+                f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}", replaced
             )
     return None
 
@@ -227,17 +221,15 @@ def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Unsupport
 @functools.cache
 def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
     about = OPERATORS[operator]
-    missing = library.load()
+    replaced, missing = about.replaces is not None, library.load()
     if missing is not None:
-        return UnsupportedReason(missing, about.replaces)
+        return UnsupportedReason(missing, replaced)
     if device not in MACHINES:
-        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", about.replaces)
+        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", replaced)
     machine = MACHINES[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
     if dtype not in about.types:
-        return UnsupportedReason(
-            f"on a {machine} it takes {', '.join(map(str, about.types))}; got {dtype}", about.replaces
-        )
+        return UnsupportedReason(f"on a {machine} it takes {', '.join(map(str, about.types))}; got {dtype}", replaced)
     unusable = library.cuda_unusable() if device == "cuda" else None
-    return None if unusable is None else UnsupportedReason(unusable, about.replaces)
+    return None if unusable is None else UnsupportedReason(unusable, replaced)

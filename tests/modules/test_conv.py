@@ -172,6 +172,7 @@ X = torch.zeros(5, 2, 6)
         (lambda: dynamic(query_dim=4)(X), r"was made for 4 channels of the query; got \(5, 2, 6\)"),
         (lambda: dynamic()(X, query=X[..., :4]), r"was made for 6 channels of the query; got \(5, 2, 4\)"),
         (lambda: light()(X, query=X), "LightweightConv was made for None channels of the query"),
+        (lambda: dynamic().kernels(), "predicts its kernels from a query: .* got none"),
         # options of whole sequences
         (lambda: light()(X[:1], incremental_state={}, bias=None, batch_first=True), "takes none of: bias"),
         (lambda: dynamic()(X[:1], incremental_state={}, return_state=True), "takes none of: return_state"),
@@ -187,7 +188,7 @@ X = torch.zeros(5, 2, 6)
     ],
 )
 def test_refusals(call, message):
-    with pytest.raises(TypeError if "unexpected" in message else ValueError, match=message):
+    with pytest.raises(TypeError if "unexpected" in message or "got none" in message else ValueError, match=message):
         call()
 
 

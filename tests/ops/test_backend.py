@@ -106,9 +106,9 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request, too
         "types": takes.casts,
         "strides": not takes.contiguous,
         "gradients": takes.gradient is not None,
-        "many rows": not takes.few_rows,
-        "no rows": not takes.few_rows and not takes.bf16,
-        "autocast": not takes.replaces,
+        "many rows": takes.replaces != "few rows",
+        "no rows": takes.replaces not in ("few rows", "bf16"),
+        "autocast": takes.replaces is None,
     }
     with torch.set_grad_enabled(kind == "gradients"), torch.autocast("cpu", enabled=kind == "autocast"):
         if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # no kernel, whatever the tensors

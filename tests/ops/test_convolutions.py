@@ -70,7 +70,7 @@ CASES = [
     # several bands
     Case(F16, True, 65, 3, 128, (70,), H=1, p=0.3),
     Case(BF16, False, 150, 149, 64, (70,), H=1, p=0.2),
-    Case(F16, False, 200, 60, 7, (130,), H=3, softmax=False),
+    Case(F16, False, 200, 60, 7, (70,), H=3, softmax=False),
     Case(F32, True, 129, 64, 16, (70,), H=3, p=0.3),
     Case(F32, False, 65, 64, 3, (31,)),
     # the general kernels: float64
