@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import traceback
@@ -69,12 +68,13 @@ def answer(folder: Path, asker: str) -> NoReturn:
 def serve(folder: Path) -> NoReturn:
     for each in ("fairseq", "torch._dynamo", "yaml", "sacrebleu"):
         importlib.import_module(each)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         for asker in (folder / "asked").read_text().split():
             if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 answer(folder, asker)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
+                pass
 
 
 @contextlib.contextmanager
