@@ -36,8 +36,8 @@ def become(asker: Path, python: str) -> None:
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()  # fairseq's import has made one
-    sys.path[:1] = [] if "-P" in words[:1] else [os.getcwd()]
-    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [*([] if "-P" in words[:1] else [os.getcwd()]), *given]
     sys.executable = python  # its own commands are forked as well
     if "-m" in words[:2]:
         sys.argv = words[words.index("-m") + 1 :]
