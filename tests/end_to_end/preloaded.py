@@ -27,9 +27,9 @@ exit "$(<{folder}/$$)"
 def become(asker: Path, python: str) -> None:
     """Be the command that asks, up to its end."""
     _, name, *words = (asker / "cmdline").read_bytes().decode().split("\0")[:-1]
-    environment = (asker / "environ").read_bytes().decode().split("\0")[:-1]
+    environment = dict(line.split("=", 1) for line in (asker / "environ").read_bytes().decode().split("\0")[:-1])
     os.environ.clear()
-    os.environ.update(line.split("=", 1) for line in environment)
+    os.environ.update(environment)
     os.chdir(os.readlink(asker / "cwd"))
     for number in range(3):
         os.dup2(os.open(asker / "fd" / str(number), os.O_WRONLY if number else os.O_RDONLY), number)
