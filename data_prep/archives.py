@@ -10,7 +10,6 @@ import gzip
 import io
 import lzma
 import posixpath
-import re
 import shutil
 import stat
 import struct
@@ -24,13 +23,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import stands_for
 from scripts.common.outputs import open_own
 
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
-_LONG_HEADERS = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_NO_FILE = "a link or a device"
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
@@ -38,17 +36,13 @@ _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
-# name, size by its header, what it is if it is no file, the member that it leads to if it is a link, and how it is
-# opened, before the next one is asked for
-_Member = tuple[str, int, str | None, str | None, Callable[[], Any]]
+# name, what it is if it is no file, the member that it leads to if it is a link, and how it is opened, before the next
+# one is asked for
+_Member = tuple[str, str | None, str | None, Callable[[], Any]]
 
 
 def iterate_members(
-    archive: Path,
-    wanted: Callable[[str], bool],
-    *,
-    most_bytes: int | None = None,
-    links: dict[str, str] | None = None,
+    archive: Path, wanted: Callable[[str], bool], *, links: dict[str, str] | None = None
 ) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
@@ -58,12 +52,10 @@ def iterate_members(
 
     Raises:
         UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted, or
-            its name leads out of the folder it would be unpacked into; the wanted ones have together more than
-            ``most_bytes`` by their headers.
+            its name leads out of the folder it would be unpacked into.
     """
-    total = 0
     with closing(_members(archive, archive.name)) as members:
-        for name, size, other, target, opened in members:
+        for name, other, target, opened in members:
             if not wanted(name):
                 continue
             if name.startswith("/") or ".." in name.split("/"):
@@ -73,12 +65,6 @@ def iterate_members(
                 continue
             if other is not None:
                 raise UserError(f"{archive}: member {name} is {other}; see who made it, and pack plain files alone")
-            total += size
-            if most_bytes is not None and total > most_bytes:
-                raise UserError(
-                    f"{archive} would unpack to {total:,} bytes or more, expected at most {most_bytes:,}, which is "
-                    "far more than such files need; see where it comes from"
-                )
             with _content(archive, name, opened, _packed_suffix(name)) as stream:
                 yield name, stream
 
@@ -99,8 +85,7 @@ def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str,
             if not missing:
                 return
     if missing:
-        first = min(missing)
-        near = difflib.get_close_matches(first, there[:10_000], n=8, cutoff=0.0)
+        near = difflib.get_close_matches(min(missing), there[:10_000], n=8, cutoff=0.0)
         listing = "".join(f"\n  {name}" for name in near)
         raise UserError(
             f"{archive} has no member {' and no '.join(sorted(missing))}; nearest to the first are:{listing}\n"
@@ -115,7 +100,7 @@ def has_checksums(name: str) -> bool:
 
 def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
-    for member, _, other, _, opened in _members(archive, name):
+    for member, other, _, opened in _members(archive, name):
         if other is None:
             with _content(archive, member, opened, _packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
@@ -126,56 +111,36 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
     """Yield all members but folders; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
-    if what := stands_for(archive, name):
-        raise UserError(f"{archive} is {what}")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     with damage_told(str(archive)), archive.open("rb") as file:
         if name.endswith(".zip"):
             for entry in (zipped := zipfile.ZipFile(file)).infolist():
                 kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where the zip was not made on Unix
-                other = None if kind in (0, stat.S_IFREG) else "a link or a device"
-                inner = _plain(entry.filename.replace("\\", "/"))  # as some programs on Windows write it
+                inner = entry.filename.replace("\\", "/").removeprefix("./")  # as some programs on Windows write it
                 if not inner.endswith("/"):
-                    yield inner, entry.file_size, other, None, partial(zipped.open, entry)
+                    yield inner, None if kind in (0, stat.S_IFREG) else _NO_FILE, None, partial(zipped.open, entry)
         elif packing is None:
-            yield name, archive.stat().st_size, None, None, lambda: archive.open("rb")
+            yield name, None, None, lambda: archive.open("rb")
         else:
-            yield from _tar_members(OPENERS[packing](file) if packing else file, bool(packing))
+            yield from _tar_members(OPENERS[packing](file) if packing else file)
 
 
-class _Header(tarfile.TarInfo):
-    """A tar's header; one whose size cannot be is an error."""
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> "_Header":
-        info = super().frombuf(buf, encoding, errors)
-        if info.size < 0 or (info.type in _LONG_HEADERS and info.size > 1 << 24):  # which are read into memory
-            raise tarfile.ReadError(f"bad header: it says that {info.size:,} bytes follow")
-        return info
-
-
-def _tar_members(data: Any, packed: bool) -> Iterator[_Member]:
+def _tar_members(data: Any) -> Iterator[_Member]:
     """Yield the members of a tar, in one forward pass: it has no table of contents."""
-    kinds = {tarfile.SYMTYPE: "symbolic link to", tarfile.LNKTYPE: "hard link to"}
-    with data, tarfile.open(fileobj=data, mode="r:", tarinfo=_Header) as tar:  # all its seeking goes forward
+    with data, tarfile.open(fileobj=data, mode="r:") as tar:  # all its seeking goes forward
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
-            other = None if info.isfile() else f"a {kinds.get(info.type, 'device or pipe')} {info.linkname}".rstrip()
             if not info.isdir():
                 beside = posixpath.dirname(info.name) if info.issym() else ""
                 target = posixpath.normpath(posixpath.join(beside, info.linkname)) if info.linkname else None
-                yield _plain(info.name), info.size, other, target, partial(tar.extractfile, info)
-        # tarfile takes a header that is damaged or cut short for the end; a compressed stream has an end of its own
-        if not packed and data.tell() < tar.offset + tarfile.BLOCKSIZE:
-            raise tarfile.ReadError("the blocks of zeros that end a tar are missing")
-        data.read(tarfile.RECORDSIZE)  # old programs left rubbish in the last record
-        while block := data.read(BUFFER):
-            if any(block):
-                raise tarfile.ReadError("more data follows the mark of its end")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"^(\./+)+", "", name)
+                yield (
+                    info.name.removeprefix("./"),
+                    None if info.isfile() else _NO_FILE,
+                    target,
+                    partial(tar.extractfile, info),
+                )
+        while data.read(BUFFER):  # to where a compressed stream has its checksum
+            pass
 
 
 def _content(archive: Path, member: str, opened: Callable[[], Any], packing: str) -> io.BufferedReader:

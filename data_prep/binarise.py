@@ -12,7 +12,7 @@ from data_prep.cli import add_options, command_parser
 from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import check_path, copy_file, count_lines, stands_for
+from scripts.common.files import check_path, copy_file, count_lines
 from scripts.common.outputs import atomic_folder, lock, remove
 from scripts.common.process import python_module, run_logged
 from scripts.common.terminal import StatusLine, clock, repeatedly
@@ -51,12 +51,6 @@ def binarise(
         status.close()
         copy_file(log, folder / _LOG)
         remove(log)
-        pair = f"{dataset.source}-{dataset.target}"
-        sides = [""] if dataset.target is None else [f".{pair}.{language}" for language in dataset.languages]
-        for name in (f"{split}{side}.{end}" for split in splits for side in sides for end in ("bin", "idx")):
-            if not (folder / name).is_file():
-                said = (folder / _LOG).read_text(encoding="utf-8", errors="replace")
-                raise UserError(f"fairseq-preprocess ended well but wrote no {name}; its output:\n{said}")
         if dictionaries is None:
             _check_vocab_size(dataset, folder, out.parent, accept=accept)
         else:
@@ -66,9 +60,7 @@ def binarise(
 def _command(
     dataset: Dataset, folder: Path, splits: Sequence[str], workers: int, dictionaries: Path | None
 ) -> list[str]:
-    options = dataset.binarise
-    command = python_module("fairseq_cli.preprocess")
-    command += ["--destdir", str(folder), "--workers", str(workers)]
+    command = [*python_module("fairseq_cli.preprocess"), "--destdir", str(folder), "--workers", str(workers)]
     if dataset.target is None:  # without a language fairseq takes the files by their names and writes train.bin
         command.append("--only-source")
         command += [f"--{split}pref={split}.{dataset.source}" for split in splits]
@@ -79,10 +71,9 @@ def _command(
         for flag, language in zip(("--srcdict", "--tgtdict"), dataset.languages, strict=False):
             if not (path := dictionaries / dictionary(dataset, language)).is_file():
                 raise UserError(f"there is no {path}; expected the dictionaries that the model was trained with")
-            if what := stands_for(path):
-                raise UserError(f"{path} is {what}")
             command += [flag, str(path.absolute())]
         return command
+    options = dataset.binarise
     limits = {"--thresholdsrc": options.threshold_source, "--nwordssrc": options.nwords_source}
     if dataset.target is not None:
         limits |= {"--thresholdtgt": options.threshold_target, "--nwordstgt": options.nwords_target}
@@ -137,9 +128,8 @@ def _check_input(dataset: Dataset, prepared: Path, splits: Sequence[str]) -> Non
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
+    add_options(parser)
     parser.add_argument("--prepared", metavar="DIR", type=Path, required=True, help="what data_prep.prepare wrote")
-    add_options(parser, "--workers")
-    parser.add_argument("--accept-counts", action="store_true", help="go on where a dictionary has another size")
     parser.add_argument(
         "--dictionaries", metavar="DIR", type=Path, help="binarise the test set alone, with dict.*.txt of this folder"
     )

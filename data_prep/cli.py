@@ -2,11 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from data_prep.dataset import INVALID
 from scripts.common.command import argument_parser, positive
-from scripts.common.errors import UserError
 from scripts.common.provenance import available_cores
 
 
@@ -18,23 +15,10 @@ def command_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add those of the options below that a command takes."""
-    cores, flag = available_cores(), {"action": "store_true"}
-    invalid = "own text: refuse bytes that are not UTF-8 (the default), replace them by U+FFFD, or drop such pairs"
-    counts = "go on where a step leaves another number of lines than the dataset expects; the report says so"
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of prepare and binarise, which change nothing about the results."""
+    cores = available_cores()
     workers = f"processes (default: one a core, {cores} here)"
-    options: dict[str, dict[str, Any]] = {
-        "--invalid": {"choices": INVALID, "help": invalid},
-        "--workers": {"metavar": "N", "type": positive, "default": cores, "help": workers},
-        "--keep": {**flag, "help": "keep what every step made, beside the prepared folder"},
-        "--accept-counts": {**flag, "help": counts},
-    }
-    for name in names:
-        parser.add_argument(name, **options[name])
-
-
-def require_folder(raw: Path | None) -> None:
-    """Refuse what is given as --raw if it is not a folder."""
-    if raw is not None and not raw.is_dir():
-        raise UserError(f"--raw {raw} is not a folder; give the folder that holds the raw files")
+    counts = "go on where lines or types are not as many as the dataset expects; the report says so"
+    parser.add_argument("--workers", metavar="N", type=positive, default=cores, help=workers)
+    parser.add_argument("--accept-counts", action="store_true", help=counts)

@@ -6,22 +6,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.text.languages import PUBLISHED
+from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
 from scripts.common.files import digest
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 
 LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
-_MOST_NUMBERS = 100_000
-_RULES = (
-    2  # one more where SentencePiece, or steps of a language beside the published ones, make other text than before
-)
-_BY_LANGUAGE = ("tokenise", "normalise_punctuation", "remove_non_printing")
 FOLDER = Path(__file__).resolve().parent / "datasets"
 SPLITS = ("train", "valid", "test")
-INVALID = ("error", "replace", "drop")
-_INVALID = "error, replace or drop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +123,8 @@ class Dataset:
     target: str | None = None  # None: text of one language, for a language model
     about: str = ""  # a paragraph for --list and the report
     licence: str = ""  # licence and terms of the text, as far as known
-    invalid: str = "error"  # for ``kind: text``: as ``Source.invalid``, or ``drop`` (the pair)
+    text: dict[str, str] = field(default_factory=dict)
+    """For ``kind: text``: the paths of the user's files, by ``<split>.<language>``; from the YAML's folder."""
     debian: Debian = field(default_factory=Debian)
     files: dict[str, File] = field(default_factory=dict)
     splits: dict[str, tuple[Source, ...]] = field(default_factory=dict)
@@ -157,7 +151,7 @@ class Dataset:
     def facts(self, *without: str) -> dict[str, Any]:
         """All keys as plain data, but those that change no text and those in ``without``; for fingerprints."""
         facts = asdict(self)
-        for key in ("file", "about", "licence", "expected", *without):
+        for key in ("file", "about", "licence", "text", "expected", *without):
             del facts[key]
         for file in facts.get("files", {}).values():
             del file["by_hand"]
@@ -166,13 +160,7 @@ class Dataset:
         for step in facts["steps"]:
             if (codes := step["parameters"].get("codes")) and Path(str(codes)).is_file():
                 step["parameters"]["codes"] = digest([Path(codes)])  # wherever they lie, they are the same
-            others = {re.split("[-_]", language)[0] for language in step["languages"] or self.languages} - {*PUBLISHED}
-            if step["name"] == "sentencepiece" or (step["name"] in _BY_LANGUAGE and others):
-                step["rules"] = _RULES
-        # where they say nothing: what was made before there were these keys stays as it is
-        if self.kind != "text":
-            del facts["invalid"]
-        if not self.debian.packages:
+        if not self.debian.packages:  # what was made before there was this key stays as it is
             del facts["debian"]["packages"]
         return facts
 
@@ -225,8 +213,8 @@ class Dataset:
         return replace(self, splits=splits, steps=tuple(steps), expected=expected, files=files)
 
 
-def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
-    """Read the dataset of that name in datasets/, or the YAML file of that path; ``invalid`` overrides its key."""
+def load_dataset(name: str) -> Dataset:
+    """Read the dataset of that name in datasets/, or the YAML file of that path."""
     file = FOLDER / f"{name}.yaml"
     if "/" in name or name.endswith((".yaml", ".yml")):
         file = Path(name)
@@ -238,8 +226,6 @@ def load_dataset(name: str, *, invalid: str | None = None) -> Dataset:
     if "steps" in data:
         data = {**data, "steps": _steps(data["steps"], file)}
     dataset = build(Dataset, data, file=file, given={"name": file.stem, "file": file})
-    if invalid is not None:
-        dataset = replace(dataset, invalid=invalid)
     _check(dataset)
     return dataset
 
@@ -267,13 +253,12 @@ def _steps(data: Any, file: Path) -> list[dict[str, Any]]:
 def _check(dataset: Dataset) -> None:
     """Refuse the faults that the types alone do not show."""
     expect = functools.partial(require, dataset.file)
-    both, languages = (dataset.source, dataset.target), ", ".join(dataset.languages)
-    named = all(map(LANGUAGE.fullmatch, dataset.languages))
+    languages, named = ", ".join(dataset.languages), all(map(LANGUAGE.fullmatch, dataset.languages))
     expect(named, "source and target", dataset.languages, "names such as en or zh_CN")
-    expect(both[0] != both[1], "source and target", both, "two languages")
-    expect(dataset.invalid in INVALID, "invalid", dataset.invalid, _INVALID)
-    wanted = f"nothing: kind {dataset.kind} says it of each source under splits, if at all"
-    expect(dataset.kind == "text" or dataset.invalid == "error", "invalid", dataset.invalid, wanted)
+    expect(dataset.source != dataset.target, "source and target", dataset.languages, "two languages")
+    names = [f"{split}.{language}" for split in SPLITS for language in dataset.languages]
+    for name in dataset.text:
+        expect(name in names, "text", name, f"some of {', '.join(names)}")
     for name, file in dataset.files.items():
         expect(name not in ("", "..") and Path(name).name == name, "files", name, "names without a folder")
         for key, digits in (("sha256", 64), ("md5", 32)):
@@ -284,11 +269,12 @@ def _check(dataset: Dataset) -> None:
         expect(sources, f"splits.{split}", [], "one source or more")
         for place, source in enumerate(sources):
             key, members, numbers = f"splits.{split}[{place}]", source.members, source.numbers
+            known = ("plain", *READERS)
+            expect(source.reader in known, f"{key}.reader", source.reader, f"one of {', '.join(known)}")
             expect(source.file in dataset.files, f"{key}.file", source.file, "a key of files")
             expect({*members} == {*dataset.languages}, f"{key}.members", [*members], languages)
-            wanted = f"the first and the last number, of {_MOST_NUMBERS:,} at most"
-            expect(not numbers or _is_range(numbers), f"{key}.numbers", [*numbers], wanted)
-            expect(not numbers or _takes_numbers(source), f"{key}.members", members, "{n} where the number stands")
+            in_order = not numbers or (len(numbers) == 2 and numbers[0] <= numbers[1])
+            expect(in_order, f"{key}.numbers", [*numbers], "the first and the last number")
             expect(source.invalid in ("error", "replace"), f"{key}.invalid", source.invalid, "error or replace")
     for place, step in enumerate(dataset.steps):
         unknown = sorted({*step.languages} - {*dataset.languages})
@@ -297,14 +283,3 @@ def _check(dataset: Dataset) -> None:
     for place, each in enumerate(dataset.expected):
         expect(each.after in steps, f"expected[{place}].after", each.after, f"one of {', '.join(steps)}")
         expect(0 <= each.tolerance <= 1, f"expected[{place}].tolerance", each.tolerance, "a fraction")
-
-
-def _is_range(numbers: tuple[int, ...]) -> bool:
-    return len(numbers) == 2 and 0 <= numbers[0] <= numbers[1] < numbers[0] + _MOST_NUMBERS
-
-
-def _takes_numbers(source: Source) -> bool:
-    try:
-        return all(member.format(n=1) != member for member in source.members.values())
-    except (LookupError, ValueError, AttributeError, TypeError):
-        return False

@@ -8,31 +8,26 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_options, command_parser, require_folder
+from data_prep.cli import command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from data_prep.sources.archives import LEDGER
 from scripts.common.command import run_command
-from scripts.common.files import count_lines, digest, read_json, write_json
+from scripts.common.files import count_lines, digest, write_json
 from scripts.common.outputs import atomic_folder, lock
 
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
     """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
-    require_folder(raw)
     kind = kind_of(dataset)
     # a kind that resumes adds files and replaces none
     with lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
         notes = kind.fetch(dataset, raw, folder)
-        if kind.resumes:  # files of any kind, which were read when they were fetched
-            ledger = read_json(folder / LEDGER)
-            files = {name: {key: ledger[name][key] for key in ("bytes", "sha256")} for name in dataset.files}
-        else:
-            files = {}
+        if "files" not in notes:
+            notes["files"] = {}
             for path in sorted(folder.glob("[!.]*")):
                 lines = {} if path.suffix == ".deb" else {"lines": count_lines(path)}
-                files[path.name] = {"bytes": path.stat().st_size, **lines, "sha256": digest([path])}
-        manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes, "files": files}
+                notes["files"][path.name] = {"bytes": path.stat().st_size, **lines, "sha256": digest([path])}
+        manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes}
         write_json(folder / "manifest.json", manifest)
     return manifest
 
@@ -48,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "your own text; packages (.deb) for Debian's documentation",
     )
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
-    add_options(parser, "--invalid")
     arguments = parser.parse_args(argv)
-    dataset = load_dataset(arguments.dataset, invalid=arguments.invalid)
+    dataset = load_dataset(arguments.dataset)
     if arguments.test_only:
         dataset = dataset.only_test()
     manifest = download(dataset, raw=arguments.raw, out=arguments.out)

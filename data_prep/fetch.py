@@ -1,30 +1,27 @@
 """Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors, by curl(1).
 
-    file = File(urls=("http://.../dev.tgz",), md5="4a3d...")
-    path = fetch("dev.tgz", file, folder, raw=None, ledger=folder / "ledger.json")
+    found = fetch("dev.tgz", File(urls=("http://.../dev.tgz",), md5="4a3d..."), folder)
 
-``fetch`` returns only what has been tested: against its published length and checksum, or else against what the ledger
-(JSON by file name) says came the first time, so that a file that changes at its source is noticed.
+What ``fetch`` leaves under the file's name has been tested: against its published length and checksum, or else against
+what came the first time, so that a file that changes at its source is noticed.
 
 The bytes of a download lie beside the file, under a name of what is in the making. After a break or a kill it goes on
 where it stopped, from any mirror, if a checksum will tell that what came is one file: its own, or an archive's.
 """
 
-import json
 import os
 import shutil
 import subprocess
 import time
 from contextlib import closing
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import check_archive, has_checksums
 from data_prep.dataset import File
 from scripts.common.errors import UserError
-from scripts.common.files import copy_file, digest, stands_for, write_json
-from scripts.common.outputs import in_the_making, lock, remove, replace
+from scripts.common.files import digest, stands_for
+from scripts.common.outputs import in_the_making, remove, replace
 from scripts.common.process import child
 from scripts.common.terminal import StatusLine
 
@@ -41,128 +38,101 @@ _BUSY = {"408", "425", "429", "500", "502", "503", "504"}
 
 
 class _Refused(Exception):
-    """The address does not give the file: the next mirror's turn. The message says why."""
+    """This is not the file. The message says why."""
 
 
-def fetch(name: str, file: File, folder: Path, *, raw: Path | None, ledger: Path, option: str = "--raw") -> Path:
-    """Have ``file`` under ``name`` in ``folder``, tested, and return its path.
+def fetch(
+    name: str, file: File, folder: Path, *, raw: Path | None = None, before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Have ``file`` under ``name`` in ``folder``, tested; returns its address, length and SHA-256.
 
-    The first of these that is there: the file in ``raw``, the file in ``folder``, a mirror. A second fetch of
-    the same file at the same time is refused.
+    The first of these that is there: the file in ``raw``, the file in ``folder``, a mirror.
 
     Args:
         name: its name, whose ending says what kind of file it is.
         file: what to fetch.
         folder: where to; beside the file, its unfinished download (.NAME.lightconv), or one that was wrong (NAME.bad).
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
-        ledger: JSON file that keeps what came.
-        option: the command's name for the folder of files put by hand, for messages.
+        before: what this function returned when the file came first.
 
     Raises:
         UserError: the file cannot be had, or is not what it should be; the message says what was got, what was expected
             and how to put the file there by hand. Nothing wrong ever has the final name.
     """
-    if name in ("", "..") or Path(name).name != name:
-        raise UserError(f"{name!r} is not the name of a file; give one without a folder")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     there = raw / name if raw is not None and (raw / name).exists() else path
-    with closing(StatusLine()) as status, lock(path):
-        if there.exists():
-            url = _take(there, path, file, ledger, status)
-        else:
-            place = f"the folder given with {option} ({raw})" if raw else f"a folder that you give with {option} DIR"
-            url = _download(path, file, ledger, f"{place}, or into {folder}", status)
-        entries, found = _read(ledger), {"bytes": path.stat().st_size, "sha256": digest([path])}
-        if entries.get(name, {}).get("sha256") != found["sha256"]:
-            trusted = "its published checksum" if file.published else "on first use"
-            entries[name] = {"url": url, **found, "date": date.today().isoformat(), "trusted": trusted}
-            write_json(ledger, dict(sorted(entries.items())))
-    return path
+    with closing(StatusLine()) as status:
+        found = _take(there, path, file, before, status) if there.exists() else _download(path, file, before, status)
+    return before if before and before["sha256"] == found["sha256"] else found
 
 
-def _take(there: Path, path: Path, file: File, ledger: Path, status: StatusLine) -> str:
-    """Give a file that is there already, tested, the name ``path``; returns the address that the ledger keeps."""
+def _take(there: Path, path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
+    """Give a file that is there already, tested, the name ``path``."""
     status.update(f"{path.name}: testing {there}")
-    if wrong := _fault(there, path.name, file, ledger):
+    try:
+        found = _tested(there, path, file, before)
+    except _Refused as refused:
         raise UserError(
-            f"{there} is not the file that is needed: {wrong}. Delete it or move it away, and run this again"
-        )
-    if path.exists() and path.samefile(there):
-        return "a file that was there"
-    linked = in_the_making(path)
-    remove(linked)
-    try:
-        os.link(there.resolve(), linked)
-    except OSError:  # another disk, or one that knows no links
-        copy_file(there, path)
-    else:
-        replace(linked, path)
-    status.line(f"{path.name}: {path.stat().st_size:,} bytes from {there}")
-    return there.resolve().as_uri()
-
-
-def _fault(path: Path, name: str, file: File, ledger: Path) -> str | None:
-    """Return why what is at ``path`` is not the file, or None if it is.
-
-    Without a published checksum an entry of the ledger counts, and without that the checksums that archives have.
-    """
-    if what := stands_for(path, name):
-        return f"it is {what}"
-    if file.bytes not in (None, size := path.stat().st_size):
-        return f"it has {size:,} bytes, {file.bytes:,} were expected"
-    for kind, expected in (("sha256", file.sha256), ("md5", file.md5)):
-        if expected and (got := digest([path], kind)) != expected:
-            return f"its {kind.upper()} is {got}, {expected} was expected"
-    if file.published:
-        return None
-    if (before := _read(ledger).get(name)) is None:
+            f"{there} is not the file that is needed: {refused}. Delete it or move it away, and run this again"
+        ) from refused
+    if not path.exists() or not path.samefile(there):
+        copy = in_the_making(path)
+        remove(copy)
         try:
-            check_archive(path, name)
-        except UserError as error:
-            return str(error)
-    elif (sha256 := digest([path])) != before["sha256"]:
-        return (
-            f"its SHA-256 is {sha256} ({size:,} bytes); the file of this name that came on {before['date']} from "
-            f"{before['url']} had {before['sha256']} ({before['bytes']:,} bytes): to trust this one, delete "
-            f"the entry {name} of {ledger}"
-        )
-    return None
+            os.link(there.resolve(), copy)
+        except OSError:  # another disk, or one that knows no links
+            shutil.copyfile(there, copy)
+        replace(copy, path)
+        status.line(f"{path.name}: {found['bytes']:,} bytes from {there}")
+    return {"url": there.resolve().as_uri(), **found}
 
 
-def _read(ledger: Path) -> dict[str, Any]:
-    """Read the ledger. A damaged one stops: without it a changed file would pass unnoticed."""
-    try:
-        entries = json.loads(ledger.read_text(encoding="utf-8"))
-        for name, entry in entries.items():
-            if missing := {"url", "bytes", "sha256", "date"} - entry.keys():
-                raise ValueError(f"{name} has no {' and no '.join(sorted(missing))}")
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"cannot read {ledger} ({error}); mend it, or delete it to trust every file anew") from error
-    return entries
+def _tested(there: Path, path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
+    """The length and SHA-256 of what is to become ``path``.
 
-
-def _download(path: Path, file: File, ledger: Path, place: str, status: StatusLine) -> str:
-    """Bring the file from the first mirror that has it, tested, and return the mirror.
-
-    ``place`` is where to put the file by hand, for the message.
+    Without a published checksum that of the first time counts, and without that the checksums that archives have.
     """
+    if what := stands_for(there, path.name):
+        raise _Refused(f"it is {what}")
+    found = {"bytes": there.stat().st_size, "sha256": digest([there])}
+    if file.bytes not in (None, found["bytes"]):
+        raise _Refused(f"it has {found['bytes']:,} bytes, {file.bytes:,} were expected")
+    if file.sha256 not in (None, found["sha256"]):
+        raise _Refused(f"its SHA256 is {found['sha256']}, {file.sha256} was expected")
+    if file.md5 and (md5 := digest([there], "md5")) != file.md5:
+        raise _Refused(f"its MD5 is {md5}, {file.md5} was expected")
+    if not file.published and before and before["sha256"] != found["sha256"]:
+        raise _Refused(
+            f"its SHA-256 is {found['sha256']} ({found['bytes']:,} bytes), and what came the first time had "
+            f"{before['sha256']} ({before['bytes']:,} bytes): to trust this one, delete {path.parent / 'manifest.json'}"
+        )
+    if not file.published and not before:
+        try:
+            check_archive(there, path.name)
+        except UserError as error:
+            raise _Refused(str(error)) from error
+    return found
+
+
+def _download(path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
+    """Bring the file from the first mirror that has it, tested."""
     name, problems, part = path.name, "", in_the_making(path)
     for url in file.urls:
         try:
             _bring(url, part, name, file, status)
             status.update(f"{name}: testing it")
-            if wrong := _fault(part, name, file, ledger):
+            try:
+                found = _tested(part, path, file, before)
+            except _Refused as wrong:
                 bad = path.with_name(f"{name}.bad")
                 replace(part, bad)
-                raise _Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it")
+                raise _Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it") from wrong
             with part.open("rb") as whole:
                 os.fsync(whole.fileno())
             replace(part, path)
-            status.line(f"{name}: {path.stat().st_size:,} bytes from {url}")
-            return url
+            status.line(f"{name}: {found['bytes']:,} bytes from {url}")
+            return {"url": url, **found}
         except _Refused as refused:
             problems += f"\n  {url}: {refused}"
             status.line(f"{name}: {url}: {refused}")
@@ -170,7 +140,7 @@ def _download(path: Path, file: File, ledger: Path, place: str, status: StatusLi
     source = f" from {' or '.join(file.urls)}" if file.urls else ""
     by_hand = f"\n{file.by_hand.strip()}" if file.by_hand else ""
     raise UserError(
-        f"{message}\nGet {name} yourself{source}, put it under this name into {place}, and run the same command "
+        f"{message}\nGet {name} yourself{source}, put it under this name into {path.parent}, and run the same command "
         f"again.{by_hand}"
     )
 

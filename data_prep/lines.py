@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_prep.dataset import Dataset
+from data_prep.steps.learn import APPLY_BPE, APPLY_SENTENCEPIECE
 from data_prep.steps.plan import LINE, STEPS, plan
-from data_prep.steps.whole import APPLY_BPE, APPLY_SENTENCEPIECE
 from scripts.common.errors import UserError
 
 

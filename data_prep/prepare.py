@@ -6,7 +6,6 @@ The folder written holds
   codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own;
                                  of sentencepiece, sentencepiece.model
   counts.json                    lines after every step, what was dropped why, digests
-  timings.json                   how long each step took
 
 A run that was interrupted goes on from its last complete step, in the folder
 .NAME.work.lightconv beside --out.
@@ -19,12 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data_prep.cli import add_options, command_parser, require_folder
+from data_prep.cli import add_options, command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
-from data_prep.steps.plan import notes
 from scripts.common.command import run_command
 from scripts.common.files import digest
 from scripts.common.outputs import atomic_folder, check_replaceable, lock, remove, work_folder
@@ -35,17 +33,13 @@ _PACKAGE = Path(__file__).parent
 _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
 
 
-def prepare(
-    dataset: Dataset, *, raw: Path, out: Path, workers: int, keep: bool = False, accept_counts: bool = False
-) -> dict[str, Any]:
-    """Fill ``out``, all or nothing; returns what counts.json says. The work folder is removed unless ``keep``."""
+def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_counts: bool = False) -> dict[str, Any]:
+    """Fill ``out``, all or nothing; returns what counts.json says."""
     check_replaceable(out)
-    require_folder(raw)
     # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
     # were fetched. Not the notes and NAME.bad, which other runs of download may change
-    paths = sorted(path for path in raw.iterdir() if path.is_file() and not path.name.startswith("."))
-    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths}
-    files = {name: files[name] for name in dataset.files or files if name in files}
+    paths = [raw / name for name in dataset.files] or sorted(raw.glob("[!.]*"))
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.exists()}
     kind = kind_of(dataset)
     # Python's version without its last number: a mended Python makes the same text
     used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
@@ -53,29 +47,25 @@ def prepare(
         # what of the dataset decides the text; and our code, which must not change half-way
         made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used, "code": _code()}
         work = work_folder(out, made_from)
-        for note in notes(dataset):
-            pool.say(note)
-        engine = Engine(dataset, work=work, pool=pool, keep=keep, accept_counts=accept_counts)
+        engine = Engine(dataset, work=work, pool=pool, accept_counts=accept_counts)
         report: dict[str, Any] = {}
         engine.run(kind.read(dataset, raw, report), report)
         with atomic_folder(out) as folder:
             counts = engine.finish(folder, used)
-        if keep:
-            pool.say(f"{work} has what every step made")
-        else:
-            remove(work)
+        remove(work)
     return counts
 
 
 def _code() -> str:
     """A digest of our own code that decides the text."""
-    paths = [path for name in ("sources", "steps", "text") for path in (_PACKAGE / name).iterdir()]
-    files = {str(path.relative_to(_PACKAGE)): path for path in paths if path.suffix in (".py", ".txt")}
-    return fingerprint({name: digest([path]) for name, path in files.items()})
+    return digest(
+        sorted(path for name in ("sources", "steps", "text") for path in (_PACKAGE / name).glob("*.[pt][yx]*"))
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
+    add_options(parser)
     parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="what data_prep.download wrote")
     parser.add_argument(
         "--codes",
@@ -84,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=Path,
         help="prepare the test set alone, cut by these BPE merges of each language instead of learning any",
     )
-    add_options(parser, "--workers", "--keep", "--accept-counts")
     arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:
@@ -94,7 +83,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         raw=arguments.raw,
         out=arguments.out,
         workers=arguments.workers,
-        keep=arguments.keep,
         accept_counts=arguments.accept_counts,
     )
     sizes = {name.partition(".")[0]: each["lines"] for name, each in counts["files"].items()}

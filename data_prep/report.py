@@ -2,16 +2,17 @@
 
 import random
 import re
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from data_prep.binarise import SPECIAL_TYPES, dictionary
 from data_prep.dataset import SPLITS, Dataset
-from scripts.common.files import read_json, write_lines
+from scripts.common.files import read_json, read_lines, write_lines
 from scripts.common.terminal import markdown_table
 
 NAME = "report.md"
@@ -43,20 +44,12 @@ def _sources(out: Path, counts: dict[str, Any]) -> list[str]:
     manifest = read_json(out / "raw" / "manifest.json")
     rows = [(name, each["bytes"], f"`{each['sha256']}`") for name, each in manifest["files"].items()]
     notes = {key: value for key, value in manifest.items() if key not in ("dataset", "kind", "files", "licence")}
-    said = [f"- {key}: {_listed(value)}" for key, value in {**notes, **counts["source"]}.items()]
-    return ["## Sources", "", *table(("file", "bytes", "SHA-256"), rows), *said, ""]
-
-
-def _listed(value: Any) -> str:
-    """Plain data, as a manifest or a source's report has it, in words."""
-    if isinstance(value, dict):
-        return "; ".join(
-            f"{key} ({_listed(each)})" if isinstance(each, dict | list) else f"{key} {_listed(each)}"
-            for key, each in value.items()
-        )
-    if isinstance(value, list):
-        return ", ".join(map(_listed, value))
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    notes |= counts["source"]
+    said = yaml.safe_dump(notes, sort_keys=False, allow_unicode=True, width=10_000)
+    return [
+        *("## Sources", "", *table(("file", "bytes", "SHA-256"), rows)),
+        *(("```", *said.splitlines(), "```", "") if notes else ()),
+    ]
 
 
 def _steps(counts: dict[str, Any]) -> list[str]:
@@ -83,23 +76,24 @@ def _expected(counts: dict[str, Any]) -> list[str]:
 
 def _sizes(dataset: Dataset, out: Path) -> list[str]:
     log = (out / "binarised" / "preprocess.log").read_text(encoding="utf-8", errors="replace")
-    said = [match.groups() for match in _UNKNOWN.finditer(log)]
     in_order = [(split, language) for language in dataset.languages for split in SPLITS]  # as fairseq reports
     rows = []
-    for (split, language), (tokens, unknown) in zip(in_order, said, strict=True):
+    for (split, language), (tokens, unknown) in zip(in_order, _UNKNOWN.findall(log), strict=True):
         with open(out / "prepared" / f"{split}.{language}", "rb") as f:
             lengths = Counter(len(line.split()) for line in f)
-        spread = [_quantile(lengths, share) for share in (0.5, 0.95, 0.99)]
-        rows.append((split, language, lengths.total(), int(tokens), f"{unknown}%", *spread, max(lengths), lengths[0]))
+        median, most = (_quantile(lengths, share) for share in (0.5, 0.99))
+        size = lengths.total(), int(tokens), f"{unknown}%"
+        rows.append((split, language, *size, median, most, max(lengths), lengths[0]))
     header = ("split", "language", "lines", "tokens (with one end of sentence a line)", "unknown")
-    lengths_of = ("median length", "95%", "99%", "longest", "empty lines")
+    lengths_of = ("median length", "99%", "longest", "empty lines")
     return ["## Sizes, as binarised, and lengths in tokens", "", *table((*header, *lengths_of), rows)]
 
 
 def _quantile(histogram: Counter[int], share: float) -> int:
-    lengths = sorted(histogram)
-    below = list(accumulate(histogram[length] for length in lengths))
-    return lengths[bisect_left(below, share * below[-1])]
+    below = accumulate(histogram[length] for length in sorted(histogram))
+    return next(
+        length for length, sum in zip(sorted(histogram), below, strict=True) if sum >= share * histogram.total()
+    )
 
 
 def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
@@ -107,14 +101,10 @@ def _vocabulary(dataset: Dataset, out: Path) -> list[str]:
     same = dataset.binarise.joined_dictionary  # the same file under both names
     for languages in [dataset.languages] if same else [(language,) for language in dataset.languages]:
         names = [dictionary(dataset, language) for language in languages]
-        with open(out / "binarised" / names[0], encoding="utf-8", newline="\n") as f:
-            counts = [int(line.rsplit(" ", 1)[1]) for line in f]
+        counts = [int(line.rsplit(" ", 1)[1]) for line in read_lines(out / "binarised" / names[0])]
         seen = [count for count in counts if count > 0]
-        below = list(accumulate(seen))
-        covering = [bisect_left(below, share * below[-1]) + 1 for share in (0.9, 0.99)]
-        rows.append((" = ".join(names), len(counts) + SPECIAL_TYPES, len(seen), *covering, seen[-1]))
-    header = ("dictionary", "types in all", "seen", "make 90% of the tokens", "make 99%", "rarest type's count")
-    return ["## Vocabulary", "", *table(header, rows)]
+        rows.append((" = ".join(names), len(counts) + SPECIAL_TYPES, len(seen), seen[-1]))
+    return ["## Vocabulary", "", *table(("dictionary", "types in all", "seen", "rarest type's count"), rows)]
 
 
 def _examples(dataset: Dataset, out: Path, counts: dict[str, Any]) -> list[str]:

@@ -7,53 +7,71 @@ from typing import Any
 
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
-from scripts.common.files import check_path
+from scripts.common.files import check_path, digest
 from scripts.common.outputs import lock
-from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint_files
+from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint, fingerprint_files
 
 DATASET = "dataset"  # the name of its lock
 NAMES = ("download", "prepare", "binarise")
-_FETCHED = ("kind", "source", "target", "debian", "files", "invalid")
+_FETCHED = ("kind", "source", "target", "debian", "files")
 """The keys of a dataset that decide what is downloaded."""
 
 
-def data_stages(
-    dataset: Dataset,
-    root: Path,
-    *,
-    raw: Path | None = None,
-    fetching: Sequence[str] = (),
-    preparing: Sequence[str] = (),
-    binarising: Sequence[str] = (),
-) -> list[Stage]:
+def data_stages(dataset: Dataset, root: Path, *, raw: Path | None = None, options: Sequence[str] = ()) -> list[Stage]:
     """Return the stages that fill ``root``/{raw,prepared,binarised}.
 
     Args:
         dataset: from its YAML file.
         root: the dataset's folder.
         raw: the folder of files given by hand.
-        fetching, preparing, binarising: options for the three commands that change nothing about their results.
+        options: of prepare and binarise; they change nothing about the results.
     """
     name = dataset.name if dataset.file.parent == FOLDER else str(dataset.file)
     facts = dataset.facts()
     binarise = facts.pop("binarise")
-    given = functools.cache(lambda: fingerprint_files(raw, dataset.files) if raw else None)
     folders = {stage: root / folder for stage, folder in zip(NAMES, ("raw", "prepared", "binarised"), strict=True)}
 
     def stage(key: str, inputs: dict[str, Any], *arguments: object, replaces: bool = True, **more: Any) -> Stage:
         command = ["-m", f"data_prep.{key}", name, *map(str, arguments), "--out", str(folders[key])]
         return Stage(key, folders[key], inputs, [command], replaces=replaces, **more)
 
-    fetched = {key: facts[key] for key in _FETCHED if key in facts}
+    fetched = {key: facts[key] for key in _FETCHED}
+    given = functools.cache(lambda: _given(dataset, raw))
     given_by_hand = ["--raw", raw] if raw else []
     resumes = kind_of(dataset).resumes
     # not the notes on the way and NAME.bad, which people may delete
     key_files = (*dataset.files, "manifest.json") if resumes else None
     return [
-        stage("download", fetched, *given_by_hand, *fetching, replaces=not resumes, key_files=key_files, given=given),
-        stage("prepare", facts, "--raw", folders["download"], *preparing, before=("download",)),
-        stage("binarise", binarise, "--prepared", folders["prepare"], *binarising, before=("prepare",)),
+        stage("download", fetched, *given_by_hand, replaces=not resumes, key_files=key_files, given=given),
+        stage("prepare", facts, "--raw", folders["download"], *options, before=("download",)),
+        stage("binarise", binarise, "--prepared", folders["prepare"], *options, before=("prepare",)),
     ]
+
+
+def _given(dataset: Dataset, raw: Path | None) -> str | None:
+    """A digest of the user's own files; None if there are none, or no longer."""
+    if raw:
+        return fingerprint_files(raw, dataset.files)
+    paths = [dataset.file.parent / path for path in dataset.text.values()]
+    there = paths and all(path.is_file() for path in paths)
+    return fingerprint([digest([path]) for path in paths]) if there else None
+
+
+def make_dataset(
+    dataset: Dataset,
+    root: Path,
+    *,
+    raw: Path | None = None,
+    options: Sequence[str] = (),
+    names: Sequence[str] = NAMES,
+) -> None:
+    """Download, prepare and binarise a dataset in this process: those of the stages ``names`` that are not done.
+
+    The arguments are those of ``data_stages``.
+    """
+    pipeline = Pipeline({stage.name: stage for stage in data_stages(dataset, root, raw=raw, options=options)})
+    pipeline.check_places(names)
+    run_data_stages(pipeline, root, names)
 
 
 def run_data_stages(pipeline: Pipeline, root: Path, keys: Sequence[str]) -> None:

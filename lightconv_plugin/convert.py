@@ -19,72 +19,51 @@ import argparse
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable
-from dataclasses import Field, dataclass, fields
+from collections.abc import Iterable
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY, lightconv, lightconv_lm
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    lightconv,
+    lightconv_lm,
+)
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
+import lightconv_plugin.register  # noqa: F401  our models
 from lightconv_plugin.compat.checkpoints import refusing, write_state
 from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safetensors
-from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
-from lightconv_plugin.models.encoder_decoder import LightConvModel
-from lightconv_plugin.models.language_model import LightConvLanguageModel, resolve_language_model
-from lightconv_plugin.models.resolve import resolve
 
 Tensors = dict[str, Tensor]
+
+# fairseq's models, and the names of ours that they become
+OURS = {lightconv.LightConvModel: "pla_lightconv", lightconv_lm.LightConvLanguageModel: "pla_lightconv_lm"}
+SIDES = {"pla_lightconv": ("encoder", "decoder"), "pla_lightconv_lm": ("decoder",)}
 
 
 class ConversionError(Exception):
     """A file that cannot be converted; the message says what was found and what to do."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A model of fairseq's and the one of ours that it becomes."""
-
-    theirs: type
-    ours: type
-    name: str  # as registered
-    config: type
-    resolve: Callable[[Any], Any]  # completes its options
-    sides: tuple[str, ...]
-
-
-KINDS = (
-    Kind(lightconv.LightConvModel, LightConvModel, "pla_lightconv", LightConvConfig, resolve, ("encoder", "decoder")),
-    Kind(
-        lightconv_lm.LightConvLanguageModel,
-        LightConvLanguageModel,
-        "pla_lightconv_lm",
-        LightConvLanguageModelConfig,
-        resolve_language_model,
-        ("decoder",),
-    ),
-)
-
-
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 # Parts of a block: fairseq's names at one time or another, and ours.
-_BOTH = {"linear1": "mixer.in_proj", "linear2": "mixer.out_proj", "fc1": "ffn.fc1", "fc2": "ffn.fc2"}
 _PARTS = {
-    "encoder": {
-        **_BOTH,
-        **dict.fromkeys(("layer_norms.0", "layer_norm1"), "mixer_residual.layer_norm"),
-        **dict.fromkeys(("layer_norms.1", "layer_norm2"), "ffn_residual.layer_norm"),
-    },
-    "decoder": {
-        **_BOTH,
-        "conv_layer_norm": "mixer_residual.layer_norm",
-        "encoder_attn_layer_norm": "encoder_attn_residual.layer_norm",
-        "final_layer_norm": "ffn_residual.layer_norm",
-    },
+    "linear1": "mixer.in_proj",
+    "conv.weight_linear": "mixer.conv.weight_linear",
+    "linear2": "mixer.out_proj",
+    "fc1": "ffn.fc1",
+    "fc2": "ffn.fc2",
+    **dict.fromkeys(("layer_norms.0", "layer_norm1", "conv_layer_norm"), "mixer_residual.layer_norm"),
+    "encoder_attn_layer_norm": "encoder_attn_residual.layer_norm",
+    **dict.fromkeys(("layer_norms.1", "layer_norm2", "final_layer_norm"), "ffn_residual.layer_norm"),
 }
 # Not used by fairseq's models either: memory that was never set, markers, tables that are computed.
 _UNUSED = re.compile(
@@ -100,13 +79,11 @@ def convert_parameters(theirs: Tensors, *, shared_output: bool, sides: Iterable[
         shared_output: the decoder's output is its embedding, and may be missing in ``theirs``.
         sides: "encoder", "decoder".
     """
+    dropped = [key for key in theirs if _UNUSED.fullmatch(key)]
     result: Tensors = {}
-    dropped = []
     for key, tensor in theirs.items():
-        if _UNUSED.fullmatch(key):
-            dropped.append(key)
-            continue
-        result.update(_renamed(key, tensor))
+        if key not in dropped:
+            result.update(_renamed(key, tensor))
     if shared_output and "decoder.embed_tokens.weight" in result:
         result.setdefault("decoder.output_projection.weight", result["decoder.embed_tokens.weight"])
     for side in sides:
@@ -125,8 +102,6 @@ def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     block = f"{side}.layers.{number}."
     if rest == "conv.weight":  # (H, 1, K), or (H, K) by fairseq's CUDA code
         return [(block + "mixer.conv.weight", tensor.squeeze(1) if tensor.dim() == 3 else tensor)]
-    if rest == "conv.weight_linear.weight":
-        return [(block + "mixer.conv.weight_linear.weight", tensor)]
     if rest in ("encoder_attn.in_proj_weight", "encoder_attn.in_proj_bias"):  # until 2019: query, key, value in one
         part = rest.rpartition("_")[2]
         return [
@@ -134,41 +109,63 @@ def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
             for name, third in zip("qkv", tensor.chunk(3), strict=True)
         ]
     part, _, leaf = rest.rpartition(".")
-    return [(f"{block}{_PARTS[side].get(part, part)}.{leaf}", tensor)]
+    return [(f"{block}{_PARTS.get(part, part)}.{leaf}", tensor)]
 
 
-def find_kind(model: argparse.Namespace, *, ours: bool = False) -> tuple[str, Kind, bool]:
-    """Return the architecture that the settings name, its kind, and True for this plugin's, allowed with ``ours``."""
-    name = str(getattr(model, "_name", None) or getattr(model, "arch", None))
-    cls = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
-    for kind in KINDS:
-        if cls is kind.ours and not ours:
-            raise ConversionError(f"its architecture is {name}, already one of this plugin's; use it as it is")
-        if cls in (kind.ours, kind.theirs):
-            return name, kind, cls is kind.ours
+def find_model(settings: argparse.Namespace, *, ours: bool) -> tuple[str, str, bool]:
+    """Return the architecture that the settings name, its model or the one of ours that it becomes, and if it is ours.
+
+    ``ours``: it may be.
+    """
+    architecture = str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
+    cls = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
+    for name in SIDES:
+        if cls is MODEL_REGISTRY[name] and not ours:
+            raise ConversionError(f"its architecture is {architecture}, already one of this plugin's; use it as it is")
+        if cls is MODEL_REGISTRY[name] or OURS.get(cls) == name:
+            return architecture, name, cls is MODEL_REGISTRY[name]
     raise ConversionError(
-        f"its architecture is {name}, not a LightConv or DynamicConv model of fairseq; expected a checkpoint of "
-        "lightconv or lightconv_lm (other models need no conversion: fairseq loads them by itself)"
+        f"its architecture is {architecture}, not a LightConv or DynamicConv model of fairseq; expected a checkpoint "
+        "of lightconv or lightconv_lm (other models need no conversion: fairseq loads them by itself)"
     )
 
 
-def convert_options(kind: Kind, name: str, model: argparse.Namespace, parameters: Iterable[str]) -> dict[str, Any]:
+def convert_options(
+    name: str, architecture: str, settings: argparse.Namespace, parameters: Iterable[str]
+) -> dict[str, Any]:
     """Our options, every one of them with its value, so that no default matters later.
 
     Args:
-        kind: the model that they are of.
-        name: fairseq's architecture.
-        model: fairseq's settings, which the architecture completes.
+        name: our model.
+        architecture: fairseq's.
+        settings: fairseq's, which the architecture completes.
         parameters: names of the parameters under our names.
     """
-    theirs = argparse.Namespace(**vars(model))
-    ARCH_CONFIG_REGISTRY[name](theirs)
+    theirs = argparse.Namespace(**vars(settings))
+    ARCH_CONFIG_REGISTRY[architecture](theirs)
     if getattr(theirs, "character_embeddings", False):
         raise ConversionError("it has --character-embeddings; expected one embedding a word, or adaptive input")
-    own = _own_options(kind, theirs, set(parameters))
+    softmax, sample = bool(getattr(theirs, "weight_softmax", True)), getattr(theirs, "tokens_per_sample", None)
+    own: dict[str, Any] = {
+        "weight_softmax": softmax,
+        "weight_normalization": "softmax" if softmax else "none",
+        "no_decoder_final_norm": "decoder.layer_norm.weight" not in parameters,
+        "share_decoder_input_output_embed": shares_output(theirs),
+    }
+    for positions in ("max_source_positions", "max_target_positions", "tokens_per_sample"):
+        own[positions] = int(getattr(theirs, positions, None) or sample or 1024)
+    for side in SIDES[name]:
+        own |= {
+            f"{side}_conv_type": getattr(theirs, f"{side}_conv_type", "dynamic"),
+            f"{side}_conv_heads": getattr(theirs, f"{side}_attention_heads"),
+            f"{side}_query_heads": 1,
+            f"{side}_embed_path": None,  # the embeddings are in the checkpoint
+        }
+    if name == "pla_lightconv":
+        own["decoder_input_dim"] = theirs.decoder_embed_dim
     return {
         field.name: own[field.name] if field.name in own else _typed(getattr(theirs, field.name, field.default), field)
-        for field in fields(kind.config)
+        for field in fields(MODEL_DATACLASS_REGISTRY[name])
         if not field.name.startswith("_")
     }
 
@@ -183,65 +180,46 @@ def _typed(value: Any, field: Field) -> Any:
     return value
 
 
-def _own_options(kind: Kind, theirs: argparse.Namespace, parameters: set[str]) -> dict[str, Any]:
-    """The options that are not simply fairseq's under the same name."""
-    softmax, sample = bool(getattr(theirs, "weight_softmax", True)), getattr(theirs, "tokens_per_sample", None)
-    own: dict[str, Any] = {
-        "weight_softmax": softmax,
-        "weight_normalization": "softmax" if softmax else "none",
-        "conv_backend": "auto",
-        "no_decoder_final_norm": "decoder.layer_norm.weight" not in parameters,
-        "share_decoder_input_output_embed": shares_output(theirs),
-    }
-    for name in ("max_source_positions", "max_target_positions", "tokens_per_sample"):
-        own[name] = int(getattr(theirs, name, None) or sample or 1024)
-    for side in kind.sides:
-        own |= {
-            f"{side}_conv_type": getattr(theirs, f"{side}_conv_type", "dynamic"),
-            f"{side}_conv_heads": getattr(theirs, f"{side}_attention_heads"),
-            f"{side}_query_heads": 1,
-            f"{side}_embed_path": None,  # the embeddings are in the checkpoint
-        }
-    if "encoder" in kind.sides:
-        own["decoder_input_dim"] = theirs.decoder_embed_dim
-    return own
-
-
 def shares_output(theirs: argparse.Namespace) -> bool:
     """Return True if the decoder's output layer is its embedding."""
     return any(getattr(theirs, f"share_{what}", False) for what in ("all_embeddings", "decoder_input_output_embed"))
 
 
-def check(kind: Kind, options: dict[str, Any], parameters: Tensors) -> None:
-    """Compare the parameters with those of our model of these options, built without memory."""
-    dictionaries = {side: _dictionary(parameters, side) for side in kind.sides}
-    target = dictionaries["decoder"]
-    source = target if options.get("share_all_embeddings") else dictionaries[kind.sides[0]]
+def build(name: str, options: dict[str, Any], parameters: Tensors) -> Any:
+    """Build our model of these options without memory, for as many words as the embeddings have rows."""
+    target = _dictionary(parameters, "decoder")
+    source = target if options.get("share_all_embeddings") else _dictionary(parameters, SIDES[name][0])
     task = argparse.Namespace(
         source_dictionary=source, target_dictionary=target, dictionary=target, output_dictionary=target
     )
+    embeddings = {"encoder_embed_path": None, "decoder_embed_path": None}  # in the checkpoint
     try:
         with torch.device("meta"):
-            model = kind.ours.build_model(argparse.Namespace(**options), task)  # type: ignore[attr-defined]
+            return MODEL_REGISTRY[name].build_model(argparse.Namespace(**options | embeddings), task)
     except ValueError as error:
         raise ConversionError(f"its options do not make a model of this plugin: {error}") from error
-    try:
-        nn.Module.load_state_dict(model, parameters, assign=True)
-    except RuntimeError as error:
-        raise ConversionError(
-            "its parameters are not those of the model that its options describe. Use the file as fairseq wrote it; "
-            f"models with changed code cannot be converted. {textwrap.shorten(str(error), 600, placeholder=' ...')}"
-        ) from error
 
 
 def _dictionary(parameters: Tensors, side: str) -> Dictionary:
-    """As many words as the embeddings have rows."""
     pattern = re.compile(rf"{side}\.embed_tokens\.(embeddings\.\d+\.0\.)?weight")
     rows = sum(tensor.shape[0] for name, tensor in parameters.items() if pattern.fullmatch(name))
     result = Dictionary()
     for number in range(rows - len(result)):
         result.add_symbol(f"w{number}")
     return result
+
+
+def describe(name: str, model: Any) -> list[str]:
+    """The model, its size and its stacks in words."""
+    lines = [f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters"]
+    for side in SIDES[name]:
+        stack = getattr(getattr(model, side).cfg, side)
+        size, mixer, more = f"{stack.layers} layers of {stack.embed_dim}", stack.conv_type, ""
+        if mixer in ("lightweight", "dynamic"):
+            mixer += f" convolutions {'with' if stack.glu else 'without'} GLU"
+            more = f", {stack.conv_heads} heads, kernels {stack.kernel_size_list}"
+        lines.append(f"{side}: {mixer}, {size}{more}")
+    return lines
 
 
 def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -255,57 +233,47 @@ def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], list[s
         OSError: no such file, no permission.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
-    theirs = state.get("model")
-    if not isinstance(theirs, dict) or not isinstance(state.get("cfg"), DictConfig):
+    parameters = state.get("model")
+    if not isinstance(parameters, dict) or not isinstance(state.get("cfg"), DictConfig):
         raise ConversionError(f"it holds {', '.join(state)}; expected a model and its settings (args or cfg)")
     cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     # a component of fairseq's that has no dataclass, such as --optimizer adafactor, has a namespace
     cfg = {part: vars(own) if isinstance(own, argparse.Namespace) else own for part, own in cfg.items()}
-    model = argparse.Namespace(**(cfg.get("model") or {}))
-    name, kind, is_ours = find_kind(model, ours=ours)
-    if is_ours:
-        parameters, dropped = theirs, list[str]()
-        options = {option: value for option, value in vars(model).items() if option != "_name"}
-    else:
-        shared = shares_output(model) and getattr(model, "adaptive_softmax_cutoff", None) is None
-        parameters, dropped = convert_parameters(theirs, shared_output=shared, sides=kind.sides)
-        options = convert_options(kind, name, model, parameters)
-        check(kind, options, parameters)
-        name = kind.name
-    cfg["model"] = {"_name": name, **options}
+    settings = argparse.Namespace(**(cfg.get("model") or {}))
+    architecture, name, is_ours = find_model(settings, ours=ours)
+    options, dropped = vars(settings), list[str]()
+    if not is_ours:
+        shared = shares_output(settings) and getattr(settings, "adaptive_softmax_cutoff", None) is None
+        parameters, dropped = convert_parameters(parameters, shared_output=shared, sides=SIDES[name])
+        options = {"_name": name, **convert_options(name, architecture, settings, parameters)}
+    cfg["model"] = options
+    model = build(name, options, parameters)
+    kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in dropped})
+    lines = describe(name, model)
+    lines.append(f"left out, since no model uses them: {len(dropped)} ({', '.join(kinds) or 'none'})")
+    try:
+        nn.Module.load_state_dict(model, parameters, assign=True)
+    except RuntimeError as error:
+        raise ConversionError(
+            "its parameters are not those of the model that its options describe. Use the file as fairseq wrote it; "
+            f"models with changed code cannot be converted. {textwrap.shorten(str(error), 600, placeholder=' ...')}"
+        ) from error
+    history = [
+        {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
+    ]
+    extra = {
+        "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
+        "written_by": "lightconv_plugin.convert",
+    }
     result = {
         "args": None,
         "cfg": cfg,
         "model": parameters,
-        "optimizer_history": [
-            {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
-        ],
-        "extra_state": {
-            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
-            "written_by": "lightconv_plugin.convert",
-        },
+        "optimizer_history": history,
+        "extra_state": extra,
         "task_state": state.get("task_state") or {},
     }
-    lines = describe(kind, options, parameters)
-    kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in dropped})
-    lines.append(f"left out, since no model uses them: {len(dropped)} ({', '.join(kinds) or 'none'})")
     return result, lines
-
-
-def describe(kind: Kind, options: dict[str, Any], parameters: Tensors) -> list[str]:
-    """The model, its size and its stacks in words; ``options`` are completed as when it is built."""
-    weights = [t for name, t in parameters.items() if not name.endswith((".version", "._float_tensor"))]
-    count = sum({tensor.data_ptr(): tensor.numel() for tensor in weights}.values())
-    lines = [f"{kind.name}, {count:,} parameters"]
-    complete = kind.resolve(argparse.Namespace(**options))
-    for side in kind.sides:
-        stack = getattr(complete, side)
-        size, mixer, more = f"{stack.layers} layers of {stack.embed_dim}", stack.conv_type, ""
-        if mixer in ("lightweight", "dynamic"):
-            mixer += f" convolutions {'with' if stack.glu else 'without'} GLU"
-            more = f", {stack.conv_heads} heads, kernels {stack.kernel_size_list}"
-        lines.append(f"{side}: {mixer}, {size}{more}")
-    return lines
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -25,25 +25,7 @@ from lightconv_plugin.ops.fused.linear import slower
 
 # the largest error, relative to the largest value, that rounding explains; weights and sums are of a type each
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-DISTRIBUTIONS = (
-    "lightconv-plugin",
-    "torch",
-    "ve-fairseq",
-    "fairseq-fixed",
-    "fairseq",
-    "numpy",
-    "sacrebleu",
-    "ctranslate2",
-)
-
-
-def versions() -> Iterator[str]:
-    """Python, the machine, the folder of this code, and the distributions that matter where they are installed."""
-    yield f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield f"lightconv_plugin in {Path(__file__).parent}"
-    for name in DISTRIBUTIONS:
-        with suppress(metadata.PackageNotFoundError):
-            yield f"{name} {metadata.version(name)}"
+DISTRIBUTIONS = ("lightconv-plugin", "torch", "ve-fairseq", "fairseq", "numpy", "sacrebleu", "ctranslate2")
 
 
 def state(device: torch.device) -> tuple[bool, str]:
@@ -66,21 +48,14 @@ def self_test(device: torch.device) -> Iterator[tuple[str, float, float]]:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    for dtype, (name, time, width) in itertools.product(
-        LIMITS, (("light_conv", 37, 31), ("dynamic_conv", 37, 31), ("dynamic_conv", 9, 4))
-    ):
+    cases = (("light_conv", 37, 31), ("dynamic_conv", 37, 31), ("dynamic_conv", 9, 4))
+    for dtype, (name, time, width) in itertools.product(LIMITS, cases):
         x, grad = random(time, 3, 40).to(dtype), random(time, 3, 40).to(dtype)
         weight = random(*((2,) if name == "light_conv" else (time, 3, 2)), width).to(dtype)
         expected = _outputs(getattr(reference, name), x.double(), weight.double(), grad.double())
         got = _outputs(partial(getattr(ops, name), backend="native"), x.to(device), weight.to(device), grad.to(device))
-        errors = [
-            ((a.cpu().double() - b).abs().max() / b.abs().max()).item() for a, b in zip(got, expected, strict=True)
-        ]
-        yield (
-            f"{name}, K = {width}, {str(dtype).removeprefix('torch.')}",
-            torch.tensor(errors).max().item(),
-            LIMITS[dtype],
-        )
+        errors = [(a.cpu().double() - b).abs().max() / b.abs().max() for a, b in zip(got, expected, strict=True)]
+        yield f"{name}, K = {width}, {str(dtype)[6:]}", torch.stack(errors).max().item(), LIMITS[dtype]
 
 
 def _outputs(operator: Callable[..., Tensor], x: Tensor, weight: Tensor, grad: Tensor) -> list[Tensor]:
@@ -95,7 +70,11 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(arguments)
-    print("\n".join(versions()))
+    print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    print(f"lightconv_plugin in {Path(__file__).parent}")
+    for name in DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            print(name, metadata.version(name))
     try:
         print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")
     except library.BuildError as error:

@@ -43,8 +43,9 @@ def average(paths: list[Path]) -> dict[str, Any]:
     for number, path in enumerate(paths):
         state.clear()  # let go of the one before, so that no two are open at once
         state.update(checkpoints.load(path))
-        if number:
-            _agree(total, state["model"], paths[0], path)
+        if number and total.keys() != state["model"].keys():
+            odd = min(total.keys() ^ state["model"].keys())
+            raise UserError(f"{path.name} and {paths[0].name} are not of one model: only one of them has {odd}")
         _add(total, state["model"])
     for tensor in total.values():
         if tensor.is_floating_point():
@@ -65,21 +66,6 @@ def _add(total: dict[str, Any], model: dict[str, Any]) -> None:
             total[name] = tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
         else:
             total[name] += tensor
-
-
-def _agree(total: dict[str, Any], model: dict[str, Any], first: Path, path: Path) -> None:
-    if total.keys() != model.keys():
-        odd = sorted(total.keys() ^ model.keys())
-        raise UserError(
-            f"{path.name} and {first.name} are not of one model: {len(odd)} parameters are in only one of them "
-            f"({', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''}); average checkpoints of one training run"
-        )
-    for name, tensor in model.items():
-        if tensor.shape != total[name].shape:
-            raise UserError(
-                f"{path.name} and {first.name} are not of one model: {name} is {tuple(tensor.shape)} in the one and "
-                f"{tuple(total[name].shape)} in the other; average checkpoints of one training run"
-            )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

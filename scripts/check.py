@@ -8,23 +8,24 @@ does it with --data.
 
 import ast
 import logging
+import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from data_prep.dataset import load_dataset
-from scripts.common.command import positive, run_command
+from data_prep.dataset import SPLITS, Dataset, load_dataset
+from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.process import as_found
+from scripts.common.terminal import SECONDS_BETWEEN_LINES, StatusLine, clock, repeatedly
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.mistakes import Given, check_mistakes
+from scripts.fairseq_io.mistakes import find_mistakes
 from scripts.fairseq_io.models import (
     Command,
     TaskAndModel,
@@ -33,57 +34,52 @@ from scripts.fairseq_io.models import (
     stand_in_dictionaries,
     without_memory,
 )
-from scripts.fairseq_io.precision import check_precision
-from scripts.pipeline.config import PRECISIONS, Config, combinations, config_parser, flags, given_config
-from scripts.reproduce.run import baseline_config
+from scripts.pipeline.config import Config, config_parser, flags, given_config
 
 NOWHERE = Path("no-data")
 VOCAB_SIZE = 1_000_000  # of a stand-in dictionary: no adaptive softmax has larger bands
 EVAL_LM_TOKENS, GENERATE_TOKENS = 36_000, 12_000  # of a batch, where neither tokens nor sentences are given
 
 
-def check(config: Config, data: Path | None, devices: Devices) -> list[str]:
+def check(config: Config, data: Path | None, devices: Devices) -> str | None:
     """Check all that a configuration says.
 
     Returns:
-        what a person should know, in sentences.
+        what a person should know about its checkpoints, in a sentence, or None.
 
     Raises:
         UserError: something in it cannot be, or will not be there when it is needed.
     """
-    built = check_settings(config, data, devices)
-    said = [check_checkpoints(config, built.args)]
-    if (baseline := baseline_config(config)) is not None:
-        check_checkpoints(baseline, check_settings(baseline, None, devices).args)
-    if data is not None:
-        for part in ("train", "valid", "test"):
-            with explained(config.path, f"read the part {part} of {data}"):
-                built.task.load_dataset(part, combine=part == "train")
-        said.append(check_training_set(config, built, devices))
-        check_valid_and_test(config, built, parse(next(generations(config, data, devices))))
-    return [sentence for sentence in said if sentence]
-
-
-def check_settings(config: Config, data: Path | None, devices: Devices) -> TaskAndModel:
-    """Check the settings; return what they build, with the dictionaries of ``data`` or, without data, stand-ins."""
     from fairseq.scoring import build_scorer
 
-    commands = [training(config, data or NOWHERE, devices), *generations(config, data or NOWHERE, devices)]
-    parsed = [(command, parse(command)) for command in commands]
+    given = [training(config, data or NOWHERE, devices), *generations(config, data or NOWHERE, devices)]
+    parsed = [(command, parse(command)) for command in given]
     built, dataset = build(config, parsed[0][1], data), load_dataset(config.dataset)
+    wrong = [
+        command.refusal(flag, why)
+        for command, args in parsed
+        for flag, why in find_mistakes(command, args, config, dataset, built.model, gpu=devices.gpu)
+    ]
+    if wrong:
+        raise UserError("\n".join(dict.fromkeys(map(str, wrong))))
     for command, args in parsed:
-        with explained(config.path, "tell what a validation reports"):
-            check_mistakes(Given(command, args, config, dataset, built, devices.gpu))
         if command.name == "fairseq-generate":
             with explained(config.path, "set up the search of the section `generate`"):
                 built.task.build_generator([built.model], args)
                 build_scorer(args.scoring, built.task.target_dictionary)
                 dict(ast.literal_eval(args.model_overrides))
-    check_scores(config)
-    return built
+    check_scores(config, dataset)
+    said = check_checkpoints(config, built.args)
+    if data is not None:
+        for part in SPLITS:
+            with explained(config.path, f"read the part {part} of {data}"):
+                built.task.load_dataset(part, combine=part == "train")
+        check_epochs(config, built, devices)
+        check_lengths(config, built, parsed[1][1])
+    return said
 
 
-def check_scores(config: Config) -> None:
+def check_scores(config: Config, dataset: Dataset) -> None:
     """Score one line as the stage `score` does.
 
     Raises:
@@ -92,7 +88,6 @@ def check_scores(config: Config) -> None:
     from scripts.scoring.detokenise import detokeniser
     from scripts.scoring.metrics import Side, evaluate, measures
 
-    dataset = load_dataset(config.dataset)
     if (config.metric == "perplexity") is not (dataset.target is None):
         raise UserError(
             f"{config.path}: `score.metric` is {config.metric}, and {config.dataset} is of "
@@ -100,9 +95,9 @@ def check_scores(config: Config) -> None:
         )
     if dataset.target is None:
         return
-    text = detokeniser(dataset.target, dataset)("a")
+    side = Side(["a"], [detokeniser(dataset.target, dataset)("a")])
     try:
-        evaluate(measures(config.score, dataset.target), Side(["a"], [text]), Side(["a"], [text]))
+        evaluate(measures(config.score, dataset.target), side, side)
     except (RuntimeError, OSError) as error:
         raise UserError(
             f"{config.path}: the stage `score` cannot measure text in {dataset.target}: {' '.join(str(error).split())}"
@@ -122,7 +117,7 @@ def training(config: Config, data: Path, devices: Devices) -> Command:
 
 
 def generations(config: Config, data: Path, devices: Devices) -> Iterator[Command]:
-    """The commands that run the model: every combination of the section `tune`, and that of the section `speed`."""
+    """The commands that run the model, until every value of the section `tune` has been in one; and that of `speed`."""
     keys, gpu = {key: f"generate.{key}" for key in config.generate}, devices.gpu
     if config.metric == "perplexity":
         words = commands.evaluate_command(config, data, NOWHERE, "test", gpu=gpu)
@@ -130,7 +125,9 @@ def generations(config: Config, data: Path, devices: Devices) -> Iterator[Comman
         joined = flags({"post-process": config.generate.get("post-process")})
         yield Command(config.path, words + joined, keys)
         return
-    for chosen in combinations({key: values for key, values in config.tune.items() if key != "last"}):
+    tune = {key: values for key, values in config.tune.items() if key != "last"}
+    for number in range(max(map(len, tune.values()), default=1)):
+        chosen = {key: values[number % len(values)] for key, values in tune.items()}
         settings = commands.generation_settings(config, chosen)
         words = commands.generate_command(config, settings, data, NOWHERE, "test", gpu=gpu)
         yield Command(config.path, words, keys | {key: f"tune.{key}" for key in chosen})
@@ -158,17 +155,11 @@ def build(config: Config, args: Namespace, data: Path | None) -> TaskAndModel:
     with explained(config.path, "build the model of `train`"), without_memory():
         model = task.build_model(cfg.model)
     with explained(config.path, "build `train.criterion`"):
-        criterion = task.build_criterion(cfg.criterion)
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros_like(parameter)
-    # some optimizers choose their code by whether there is a GPU, whose memory a training is to have to itself
-    no_gpu = patch.object(torch.cuda, "is_available", lambda: False)
-    with explained(config.path, "take a step with `train.optimizer`"), no_gpu:
-        optimizer = optim.build_optimizer(cfg.optimizer, [parameter])
-        optimizer.step()
-    with explained(config.path, "build `train.lr-scheduler`"):
+        task.build_criterion(cfg.criterion)
+    with explained(config.path, "build `train.optimizer` and `train.lr-scheduler`"):
+        optimizer = optim.build_optimizer(cfg.optimizer, [torch.zeros(1, requires_grad=True)])
         lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer).step_update(0)
-    return TaskAndModel(args, cfg, task, model, criterion)
+    return TaskAndModel(args, cfg, task, model)
 
 
 @contextmanager
@@ -190,74 +181,45 @@ def explained(path: Path, what: str) -> Iterator[None]:
         raise UserError(f"{path}: fairseq cannot {what}: {text[:600]}") from error
 
 
-def position_keys(config: Config, args: Namespace, section: str) -> tuple[str, ...]:
-    """The settings that limit the length of each side."""
-    if config.metric == "perplexity":
-        return ("train.tokens-per-sample" if args.max_target_positions is None else "train.max-target-positions",)
-    own = config.generate if section == "generate" else {}
-    return tuple(f"{'generate' if key in own else 'train'}.{key}" for key in commands.POSITIONS)
-
-
-def sides(value: Any) -> tuple[Any, ...]:
-    """A length for each side."""
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
-def check_training_set(config: Config, built: TaskAndModel, devices: Devices) -> str | None:
-    """Find what of the training set is too long, and how many updates an epoch has, for the checkpoints."""
-    import numpy as np
+def check_epochs(config: Config, built: TaskAndModel, devices: Devices) -> None:
+    """Check that the checkpoints of a training that is counted in epochs will be there, by the batches of its text."""
     from fairseq.utils import resolve_max_positions
 
     args, task, options = built.args, built.task, built.cfg.dataset
-    dataset = task.dataset("train")
-    positions = resolve_max_positions(task.max_positions(), built.model.max_positions(), options.max_tokens)
-    if args.max_epoch or config.average.get("by") == "epoch":
-        batches = task.get_batch_iterator(
-            dataset=dataset,
-            max_tokens=options.max_tokens,
-            max_sentences=options.batch_size,
-            max_positions=positions,
-            ignore_invalid_inputs=True,
-            required_batch_size_multiple=options.required_batch_size_multiple,
-            seed=config.seeds[0],
-            num_shards=devices.total,
-            skip_remainder_batch=args.skip_remainder_batch,
-        )
-        check_checkpoints(config, args, updates_in_epoch(len(batches), args))
-    kept = np.arange(len(dataset))
-    if positions is not None:
-        kept, _ = dataset.filter_indices_by_size(kept, positions)
-    if not (gone := len(dataset) - len(kept)):
-        return None
-    keys = (*position_keys(config, args, "train"), "batch" if config.batch else "train.max-tokens")
-    text = (
-        f"{gone:,} of the {len(dataset):,} samples for training ({gone / len(dataset):.1%}) are longer than "
-        f"{' or '.join(f'{limit:,}' for limit in dict.fromkeys(sides(positions)))} tokens ({', '.join(keys)}), and "
-        "left out"
+    if not args.max_epoch and config.average.get("by") != "epoch":
+        return
+    batches = task.get_batch_iterator(
+        dataset=task.dataset("train"),
+        max_tokens=options.max_tokens,
+        max_sentences=options.batch_size,
+        max_positions=resolve_max_positions(task.max_positions(), built.model.max_positions(), options.max_tokens),
+        ignore_invalid_inputs=True,
+        required_batch_size_multiple=options.required_batch_size_multiple,
+        seed=config.seeds[0],
+        num_shards=devices.total,
+        skip_remainder_batch=args.skip_remainder_batch,
     )
-    if gone == len(dataset):
-        raise UserError(f"{config.path}: {text}. None is left: raise these, or shorten the text when it is prepared")
-    return text
+    check_checkpoints(config, args, updates_in_epoch(len(batches), args))
 
 
-def check_valid_and_test(config: Config, built: TaskAndModel, generation: Namespace) -> None:
+def check_lengths(config: Config, built: TaskAndModel, generation: Namespace) -> None:
     """Check that every line can be read of the parts that models are judged by."""
     from fairseq.utils import resolve_max_positions
 
-    options, reads, language_model = built.cfg.dataset, built.model.max_positions(), config.metric == "perplexity"
+    options, reads = built.cfg.dataset, built.model.max_positions()
     if not (options.disable_validation or options.skip_invalid_size_inputs_valid_test):
         positions = resolve_max_positions(built.task.max_positions(), reads)
-        check_lengths(config, built, "valid", "train", positions, options.max_tokens_valid)
+        check_part(config, built, "valid", "train", positions, options.max_tokens_valid)
     positions, tokens = reads, generation.max_tokens or EVAL_LM_TOKENS
-    if not language_model:
-        own = tuple(getattr(generation, key.replace("-", "_"), None) for key in commands.POSITIONS)
+    if config.metric != "perplexity":
+        own = tuple(getattr(generation, key.replace("-", "_")) for key in commands.POSITIONS)
         positions = resolve_max_positions(own, reads)
         tokens = generation.max_tokens or (None if generation.batch_size else GENERATE_TOKENS)
     for part in ("valid", "test"):
-        check_lengths(config, built, part, "generate", positions, tokens)
+        check_part(config, built, part, "generate", positions, tokens)
 
 
-def check_lengths(
+def check_part(
     config: Config, built: TaskAndModel, part: str, section: str, positions: Any, tokens: int | None
 ) -> None:
     """Check that no line of a part is longer than ``positions``, of one side or two, or than ``tokens``.
@@ -267,49 +229,49 @@ def check_lengths(
     """
     import numpy as np
 
-    dataset, task, language_model = built.task.dataset(part), built.task.cfg, config.metric == "perplexity"
-    sizes = np.array([sides(dataset.size(number)) for number in range(len(dataset))])  # (N, sides)
-    languages = [""] if language_model else [f".{task.source_lang}", f".{task.target_lang}"]
-    keys = position_keys(config, built.args, section)
-    limits = [*zip(keys, languages, sizes.T, sides(positions), strict=True)]
-    limits.append((f"{section}.max-tokens{'-valid' * (section == 'train')}", "", sizes.max(1), tokens))
-    for key, language, lengths, limit in limits:
+    dataset = built.task.dataset(part)
+    sizes = np.array([dataset.size(number) for number in range(len(dataset))]).reshape(len(dataset), -1)  # (N, sides)
+    names, limits = commands.POSITIONS, positions
+    if config.metric == "perplexity":
+        names = ("tokens-per-sample" if built.args.max_target_positions is None else "max-target-positions",)
+        limits = (positions,)
+    keys = [f"{section if name in getattr(config, section) else 'train'}.{name}" for name in names]
+    keys.append(f"{section}.max-tokens{'-valid' * (section == 'train')}")
+    for key, lengths, limit in zip(keys, [*sizes.T, sizes.max(1)], [*limits, tokens], strict=True):
         if limit is None or not len(gone := np.flatnonzero(lengths > limit)):
             continue
-        sample = "block" if language_model and built.args.sample_break_mode != "eos" else "line"
         raise UserError(
-            f"{config.path}: {sample} {gone[0] + 1:,} of {part}{language} has {lengths[gone[0]]:,} tokens, its end "
-            f"counted, expected at most {limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: "
-            f"{max(lengths)}, or have such lines shortened or dropped by a step `truncate`"
-            f"{'' if language_model else ' or `clean`'} in data_prep/datasets/{config.dataset}.yaml"
+            f"{config.path}: line {gone[0] + 1:,} of {part} has {lengths[gone[0]]:,} tokens, its end counted, expected "
+            f"at most {limit:,} (`{key}`); {len(gone) - 1:,} more are too long. Set {key}: {lengths.max()}, or have "
+            "such lines shortened or dropped by a step `truncate` or `clean` in "
+            f"data_prep/datasets/{config.dataset}.yaml"
         )
 
 
-def check_first(config: Config, *flags: str) -> None:
-    """Do what ``python -m scripts.check`` does with a configuration and these flags; see ``check``."""
-    with as_found():
-        main([*config.arguments, *flags])
+def check_first(config: Config, data: Path | None = None, devices: Devices | None = None) -> None:
+    """Check a configuration, with the binarised ``data`` if they are there, and say that it can be trained."""
+    start = time.monotonic()
+
+    def show() -> None:
+        status.update(f"check: at work for {clock(time.monotonic() - start)}")
+
+    with as_found(), closing(StatusLine()) as status, repeatedly(SECONDS_BETWEEN_LINES, show):
+        logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
+        load_plugin()
+        logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
+        said = check(config, data, devices or find_devices(cpu_processes=config.cpu_processes))
+    if said:
+        print(f"check: {said}")
+    print(f"check: {config.path} can be trained{' on these data' if data else ''}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
-    parser.add_argument("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
-    parser.add_argument("--nodes", type=positive, metavar="N", default=1, help="so many machines")
-    parser.add_argument("--precision", choices=PRECISIONS, help="of the training (default: the CONFIG's)")
     arguments = parser.parse_args(argv)
-    config = given_config(arguments, precision=arguments.precision)
     if arguments.data:
         check_binarised(arguments.data)
-    found = find_devices(arguments.devices, cpu_processes=config.cpu_processes)
-    devices = Devices(found.gpu, found.count, found.bf16, arguments.nodes)
-    check_precision(arguments.precision, gpu=devices.gpu)
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
-    load_plugin()
-    logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
-    for sentence in check(config, arguments.data, devices):
-        print(f"check: {sentence}")
-    print(f"check: {config.path} can be trained{' on these data' if arguments.data else ''}", flush=True)
+    check_first(given_config(arguments), arguments.data)
 
 
 if __name__ == "__main__":

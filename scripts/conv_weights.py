@@ -9,6 +9,7 @@ reference; the kernels of a position are those with which it predicts the next t
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,35 +44,29 @@ def read_model(path: Path, data: Path) -> tuple[Any, Any]:
     """
     from fairseq import checkpoint_utils
 
-    overrides = {"data": str(data.resolve())}
+    overrides = {"data": str(data.resolve()), "sample_break_mode": "eos"}  # of a language model, a line each
     try:
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], arg_overrides=overrides)
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides)
     except RuntimeError as error:  # the plugin says in a sentence what is wrong with a checkpoint
         raise UserError(f"cannot load {path} with the dictionaries of {data}: {error}") from error
     return models[0].eval(), task
 
 
-def read_line(task: Any, data: Path, subset: str, number: int) -> dict[str, Any]:
+def read_line(task: Any, subset: str, number: int) -> dict[str, Any]:
     """Return what each side reads of a line of a subset, from 1 on: (T,) by side; no encoder in a language model.
 
     The decoder reads the reference one to the right: the end of a sentence first, and not its last token.
-    """
-    from fairseq.data import data_utils
 
-    of = task.args if hasattr(task, "args") else task.cfg
-    names, dictionaries = {"decoder": subset}, {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
-    if hasattr(of, "source_lang"):
-        pair = f"{subset}.{of.source_lang}-{of.target_lang}"
-        names = {"encoder": f"{pair}.{of.source_lang}", "decoder": f"{pair}.{of.target_lang}"}
-    read = {}
-    for side, name in names.items():
-        content = data_utils.load_indexed_dataset(str(data / name), dictionaries[side])
-        if content is None:
-            raise UserError(f"no subset `{subset}` in {data}: there is no {name}.bin; give another --subset")
-        if not 1 <= number <= len(content):
-            raise UserError(f"line {number} of {name}: it has the lines 1 to {len(content):,}")
-        read[side] = content[number - 1].long()
-    return read | {"decoder": read["decoder"].roll(1)}
+    Raises:
+        FileNotFoundError: there is no such subset.
+    """
+    task.load_dataset(subset)
+    lines = task.dataset(subset)
+    if not 1 <= number <= len(lines):
+        raise UserError(f"line {number} of {subset}: it has the lines 1 to {len(lines):,}")
+    line = lines[number - 1]
+    pair = {"encoder": line["source"]} if hasattr(lines, "tgt") else {}
+    return pair | {"decoder": line["target"].roll(1)}
 
 
 def kernels_of(model: Any, read: Mapping[str, Any]) -> list[Kernels]:
@@ -82,29 +77,28 @@ def kernels_of(model: Any, read: Mapping[str, Any]) -> list[Kernels]:
     import torch
 
     found: list[Kernels] = []
-    modules = {module: name for name, module in model.named_modules() if hasattr(module, "kernels")}
-    if not modules:
-        raise UserError(
-            f"no kernels to show: this {type(model).__name__} has no LightConv, DynamicConv or self-attention of the "
-            "plugin's in it"
-        )
 
-    def note(module: Any, inputs: tuple, options: dict[str, Any], _out: object) -> None:
+    def note(name: str, module: Any, inputs: tuple, options: dict[str, Any], _out: object) -> None:
         weights = module.kernels(inputs[0] if options.get("query") is None else options["query"])
         weights = weights[:, 0] if weights.dim() == 4 else weights  # the one sentence of the batch
-        side, layer = re.findall(r"(encoder|decoder)\.layers\.(\d+)", modules[module])[0]
+        side, layer = re.findall(r"(encoder|decoder)\.layers\.(\d+)", name)[0]
         width = weights.shape[-1]
         first = 1 - width if module.causal else -(width // 2)
         found.append(Kernels(side, int(layer) + 1, weights.float().numpy(), range(first, first + width)))
 
-    for module in modules:
-        module.register_forward_hook(note, with_kwargs=True)
+    for name, module in model.named_modules():
+        if hasattr(module, "kernels"):
+            module.register_forward_hook(partial(note, name), with_kwargs=True)
     given = {"src_tokens": read["decoder"][None]}
     if "encoder" in read:
         given = {"src_tokens": read["encoder"][None], "prev_output_tokens": read["decoder"][None]}
         given["src_lengths"] = torch.tensor([len(read["encoder"])])
     with torch.no_grad():
         model(**given)
+    if not found:
+        raise UserError(
+            f"no kernels to show: {type(model).__name__} has none of the plugin's convolutions or attention"
+        )
     return found
 
 
@@ -141,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_binarised(arguments.data)
     load_plugin()
     model, task = read_model(arguments.model, arguments.data)
-    read = read_line(task, arguments.data, arguments.subset, arguments.line)
+    read = read_line(task, arguments.subset, arguments.line)
     kernels = kernels_of(model, read)
     dictionaries = {"encoder": task.source_dictionary, "decoder": task.target_dictionary}
     words = {side: [dictionaries[side][n] for n in tokens.tolist()] for side, tokens in read.items()}

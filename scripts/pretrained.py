@@ -17,53 +17,38 @@ records the SHA-256 of what came, and fetching into the same DIR again refuses a
 # work/pretrained/test_sets/DATASET       the raw files of a test set, shared
 # work/pretrained/scores/NAME/{prepared,binarised,hypotheses,scores}, NAME.yaml
 
-import argparse
 import re
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 
-from data_prep.archives import iterate_members
 from data_prep.binarise import SPECIAL_TYPES, vocab_size
-from data_prep.dataset import FOLDER, File, load_dataset
+from data_prep.dataset import File, load_dataset
 from data_prep.fetch import fetch
 from data_prep.stages import DATASET
 from lightconv_plugin.units import CodesError, find_codes
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import copy_file, digest, read_json, write_json, write_lines
-from scripts.common.outputs import (
-    atomic_folder,
-    check_replaceable,
-    in_the_making,
-    lock,
-    open_own,
-    remove,
-    scratch_folder,
-)
+from scripts.common.files import copy_file, read_json, write_json, write_lines
+from scripts.common.outputs import atomic_folder, check_replaceable, in_the_making, lock, remove
 from scripts.common.process import ask_python
 from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints
-from scripts.fairseq_io.models import load_plugin
-from scripts.params import MOST_OFF, Vocabulary, read_rows
-from scripts.params import count as parameters
 from scripts.pipeline.pipeline import Pipeline, Stage
 from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"
 FILE = CHECKOUT / "configs" / "published.yaml"  # its header says what it holds
+MANIFEST = "manifest.json"
 OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("DynamicConv", "dynamic")}
-GLU = {(True, True): "on both sides", (True, False): "in the encoder", (False, True): "in the decoder"}
 AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no figure"  # the verdicts that are no failure
-# A small archive can hold what fills a disk. A checkpoint, dictionaries and codes are ten files; the published models
-# have fewer than 300 million parameters, 3.6 GB each with an optimiser's state.
-MOST_BYTES, MOST_MEMBERS = 20_000_000_000, 1_000
-SIDES = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
@@ -82,32 +67,21 @@ class Published:
     generate: dict[str, Any]
     measure: str
     url: str  # the folder of the archive
-    table: Path
     tolerance: float
     figure: float | None = None
     stands: str = ""
 
 
 def read_published(file: Path = FILE) -> dict[str, Published]:
-    """Read the table of the models. Paths of configurations and datasets in it start from its folder."""
+    """Read the table of the models. Paths of configurations in it start from its folder."""
     content = read_yaml(file)
     models = {}
-    try:
-        for name, given in content["models"].items():
-            kind, glu, of = name.split(".", 2)
-            test_set = dict(content["test_sets"][of])
-            tested_on, dataset = test_set.pop("name"), test_set.pop("dataset")
-            if not (FOLDER / f"{dataset}.yaml").is_file():
-                dataset = str(file.parent / dataset)
-            where = {"url": content["url"], "table": file, "tolerance": float(content["tolerance"])}
-            about = test_set | where | given | {"config": file.parent / given["config"]}
-            models[name] = Published(
-                name, *OPERATORS[kind], glu == "glu", of, dataset=dataset, tested_on=tested_on, **about
-            )
-            if models[name].measure not in SCORES:
-                raise UserError(f"{file}: {name}: unknown measure {models[name].measure}")
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{file}: models and test_sets lack {error}; see configs/published.yaml") from error
+    for name, given in content["models"].items():
+        kind, glu, of = name.split(".", 2)
+        test_set = dict(content["test_sets"][of])
+        about = {"tested_on": test_set.pop("name"), **test_set, **given, "config": file.parent / given["config"]}
+        about |= {"url": content["url"], "tolerance": float(content["tolerance"])}
+        models[name] = Published(name, *OPERATORS[kind], glu == "glu", of, **about)
     return models
 
 
@@ -131,55 +105,13 @@ def codes_file(language: str, *folders: Path, or_else: str = "") -> Path:
         raise UserError(f"{error}{or_else}") from error
 
 
-def fetch_archive(archive: str, origin: str, folder: Path) -> tuple[Path, str]:
-    """Return the archive as a file, in ``folder`` if it was fetched, and where it came from, a folder or an address."""
-    if re.match(r"(https?|ftp)://", origin):
-        url = origin.rstrip("/") + "/" + archive
-        file = File(urls=(url,))
-        return fetch(archive, file, folder, raw=None, ledger=folder / "ledger.json", option="--from"), url
-    path = Path(origin) / archive
-    if not path.is_file():
-        raise UserError(
-            f"there is no {path}; --from takes the folder with {archive} in it, or its address (https://...)"
-        )
-    return path, str(path)
-
-
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack what has the size and the members of a published model into ``folder``; gives the checkpoint in it.
-
-    A link to a member is a copy of it. Other links are left out, and said.
-    """
-    members: list[str] = []
-    links: dict[str, str] = {}
-
-    def wanted(name: str) -> bool:
-        members.append(name)
-        if len(members) > MOST_MEMBERS:
-            raise UserError(f"{archive} holds more than {MOST_MEMBERS:,} files, and no published model is near that")
-        return True
-
-    written = 0
-
-    def write(name: str, stream: BinaryIO) -> None:
-        nonlocal written
-        with open_own(folder / name, "wb") as file:
-            while block := stream.read(1 << 20):
-                written += len(block)
-                if written > MOST_BYTES:  # of members that are packed themselves the headers do not say it
-                    raise UserError(f"{archive} unpacks to more than {MOST_BYTES:,} bytes; see where it comes from")
-                file.write(block)
-
-    for name, stream in iterate_members(archive, wanted, most_bytes=MOST_BYTES, links=links):
-        write(name, stream)
-    held = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    while followed := [name for name, target in links.items() if target in held and name not in held]:
-        for name in followed:  # which others may lead to
-            with open(folder / links.pop(name), "rb") as stream:
-                write(name, stream)
-        held.update(followed)
-    for name, target in links.items():
-        print(f"{archive.name}: left out {name}, a link to {target}, which is no file in it", flush=True)
+    """Unpack a tested archive into ``folder``; gives the checkpoint in it."""
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")  # which refuses what leads out of the folder, and devices
+    except tarfile.FilterError as error:
+        raise UserError(f"{archive} is no model as its authors pack it: {error}; see where it comes from") from error
     found = sorted(folder.rglob("*.pt"))
     named = [path for path in found if path.name == "model.pt"]
     if len(named or found) == 1:
@@ -195,23 +127,15 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(said.splitlines()[:-1])
 
 
-def paper_count(config: Path) -> int | None:
-    """Return the parameters of a configuration's model as the paper prints them, in millions; None if it does not."""
-    return next((row.paper for row in read_rows() if row.paper and row.config == config.resolve()), None)
-
-
 def check_model(published: Published, folder: Path) -> None:
-    """Compare a converted model and its dictionaries with what its name says it is, and say where its GLUs are.
+    """Refuse a converted model of another operator than its name says, or with another model's dictionaries.
 
-    The name says "GLU" of models, too, that have it in the encoder alone by the paper's count: whichever sides have it,
-    a model with that count is taken, or with its configuration's, which ``scripts.params`` holds against the paper's.
+    Where its GLUs are is no reason: by the paper's count of parameters some models whose name says "GLU" have it in the
+    encoder alone.
     """
     state = checkpoints.load(folder / "model.pt")
-    found, weights = state["cfg"]["model"], state["model"]
-    dataset = load_dataset(published.dataset)
-    sizes = []
-    for side, language in zip(SIDES, dataset.languages, strict=True):
-        if (kind := found.get(f"{side}_conv_type")) != published.conv_type:
+    for side, language in zip(("encoder", "decoder"), load_dataset(published.dataset).languages, strict=True):
+        if (kind := state["cfg"]["model"].get(f"{side}_conv_type")) != published.conv_type:
             raise UserError(
                 f"{published.archive} is not the model {published.name}: its {side}_conv_type is {kind}, expected "
                 f"{published.conv_type}; the file was exchanged or damaged on the way: fetch it again"
@@ -220,82 +144,53 @@ def check_model(published: Published, folder: Path) -> None:
         if not dictionary.is_file():
             held = ", ".join(sorted(path.name for path in folder.glob("[!.]*")))
             raise UserError(f"{published.archive} holds no {dictionary.name} ({held}); it is not {published.name}")
-        types, rows = vocab_size(dictionary), len(weights[f"{side}.embed_tokens.weight"])
-        sizes.append(types)
+        types, rows = vocab_size(dictionary), len(state["model"][f"{side}.embed_tokens.weight"])
         if types != rows:
             raise UserError(
                 f"{published.archive}: {dictionary.name} has {types:,} types with fairseq's {SPECIAL_TYPES} own, and "
                 f"the {side} of {published.name} embeds {rows:,}: it is another model's dictionary; fetch it again"
             )
-    shared = bool(found.get("share_all_embeddings"))
-    sides = [(folder / f"dict.{language}.txt").read_bytes() for language in dataset.languages]
-    if shared and sides[0] != sides[1]:
-        raise UserError(
-            f"{published.archive}: {published.name} shares its embeddings, but its two dictionaries differ: one "
-            "of them is another model's; fetch it again"
-        )
-    tied = {"decoder.embed_tokens.weight"} if shared else set()
-    if shared or found.get("share_decoder_input_output_embed"):
-        tied.add("decoder.output_projection.weight")
-    count = sum(w.numel() for name, w in weights.items() if name not in tied and not name.endswith(".version"))
-    glus = (bool(found.get("encoder_glu")), bool(found.get("decoder_glu")))
-    paper = paper_count(published.config)
-    has = f"it has GLUs {GLU.get(glus, 'nowhere')} and {count:,} parameters"
-    print(f"{published.name}: {has}{'' if paper is None else f'; the paper has {paper}M'}", flush=True)
-    if glus == (published.glu, published.glu) or (paper is not None and abs(count / 1e6 - paper) < MOST_OFF):
-        return
-    load_plugin()
-    expected = parameters(published.config, Vocabulary(sizes[0], None if shared else sizes[1], ""))
-    if count != expected:
-        raise UserError(
-            f"{published.archive} is not the model {published.name}: {has}, expected GLUs "
-            f"{GLU[True, True] if published.glu else 'nowhere'}, or the {expected:,} parameters of {published.config}. "
-            "Fetch it again; if it is what its authors publish, python -m lightconv_plugin.convert takes it as it is"
-        )
-
-
-def say_codes(model: Published, folder: Path) -> None:
-    """Print which file cuts each language into units; none is needed to have the model."""
-    for language in load_dataset(model.dataset).languages:
-        try:
-            print(f"{model.name}: BPE codes of {language}: {find_codes(language, folder).name}", flush=True)
-        except CodesError as error:
-            print(f"{model.name}: {error}", flush=True)
 
 
 def get(model: Published, out: Path, origin: str | None = None, *, packed: bool = False) -> dict[str, Any]:
     """Fetch, check, unpack and convert a model into ``out``; gives its manifest.
 
-    ``packed``: the model is there as model.safetensors with config.json, too.
+    Args:
+        origin: the folder with the archive in it, or that folder's address; None: the model's own.
+        packed: the model is there as model.safetensors with config.json, too.
     """
     check_replaceable(out)
-    record = out / "manifest.json"
-    before = read_json(record, {})
+    before, origin = read_json(out / MANIFEST, {}), origin or model.url
     fetched = in_the_making(out.with_name(model.archive), ".fetched")
-    archive, url = fetch_archive(model.archive, origin or model.url, fetched)
-    manifest: dict[str, Any] = {"name": model.name, "from": url, "archive": model.archive}
-    manifest |= {"bytes": archive.stat().st_size, "sha256": digest([archive])}
-    if before.get("archive") == model.archive and before["sha256"] != manifest["sha256"]:
-        remove(fetched)
-        raise UserError(
-            f"{url} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {record}: "
-            f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
-        )
+    if re.match(r"(https?|ftp)://", origin):
+        by_hand = "Or give the folder that it lies in with --from."
+        file, raw = File(urls=(f"{origin.rstrip('/')}/{model.archive}",), by_hand=by_hand), None
+    else:
+        file, raw = File(), Path(origin)
+        if not (raw / model.archive).is_file():
+            raise UserError(
+                f"there is no {raw / model.archive}; --from takes the folder with it, or the folder's address (https://...)"
+            )
+    manifest = {"name": model.name, "archive": model.archive, **fetch(model.archive, file, fetched, raw=raw)}
     try:
-        with atomic_folder(out) as folder, scratch_folder(in_the_making(out, ".unpacked")) as unpacked:
-            checkpoint = unpack(archive, unpacked)
-            for path in sorted(unpacked.rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
+        if before.get("archive") == model.archive and before["sha256"] != manifest["sha256"]:
+            raise UserError(
+                f"{manifest['url']} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {out}: "
+                f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
+            )
+        with atomic_folder(out) as folder, TemporaryDirectory(dir=folder) as unpacked:
+            checkpoint = unpack(fetched / model.archive, Path(unpacked))
+            for path in sorted(Path(unpacked).rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
                 if path.is_file() and path.suffix != ".pt" and not (folder / path.name).exists():
                     copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             check_model(model, folder)
             if packed:
                 convert(folder / "model.pt", folder / "model.safetensors")
-            write_json(folder / "manifest.json", manifest)
+            write_json(folder / MANIFEST, manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         remove(fetched)
         raise
-    say_codes(model, out)
     remove(fetched)
     return manifest
 
@@ -331,7 +226,7 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
             outcomes[model.name] = _score(model, root, origin or model.url)
         except UserError as error:
             print(f"{model.name}: {error}", flush=True)
-            outcomes[model.name] = outcome(model, error=str(error).partition(";")[0].partition(":")[0])
+            outcomes[model.name] = outcome(model, error=re.split("[:;\n]", str(error))[0])
     path = root / "scores" / "scores.json"
     with lock(path.parent):  # the file keeps the outcomes of other models
         write_json(path, read_json(path, {}) | outcomes)
@@ -344,19 +239,18 @@ def score(models: Sequence[Published], root: Path, origin: str | None = None) ->
 
 
 def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
-    folder = root / "scores" / model.name
-    with lock(folder):
-        command = ("scripts.pretrained", "get", model.name, "--from", origin, "--models", model.table)
-        first = _stage("model", root / model.name, {"archive": model.archive, "from": origin}, (), *command)
-        Pipeline({first.key: first}).run([first.key])
+    fetched, folder = root / model.name, root / "scores" / model.name
+    with lock(fetched), lock(folder):
+        if not (fetched / MANIFEST).is_file():
+            get(model, fetched, origin)
         config = folder / f"{model.name}.yaml"
         write_lines(config, configuration(model).splitlines())
-        stages = {stage.key: stage for stage in (first, *score_stages(model, root, config))}
-        pipeline = Pipeline(stages)
-        with lock(stages["download"].folder.parent / DATASET):
-            pipeline.run(["download"])
-        pipeline.run([key for key in stages if key not in (first.key, "download")])
-        found = read_json(stages["score"].folder / "scores.json")
+        pipeline = Pipeline({stage.key: stage for stage in score_stages(model, root, config)})
+        download, *others = pipeline.stages
+        with lock(pipeline.stages[download].folder.parent / DATASET):
+            pipeline.run([download])
+        pipeline.run(others)
+        found = read_json(pipeline.stages["score"].folder / "scores.json")
     how = f"{found['details'][model.measure]['signature']} {found['signature']}"
     result = outcome(model, found[model.measure], how)
     print(f"==== {model.name}: {result['score']} {result['ours']:.2f}, {result['verdict']}\n", flush=True)
@@ -369,11 +263,6 @@ def configuration(model: Published) -> str:
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def _stage(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> Stage:
-    words = ["-m", *map(str, command), "--out", str(out)]
-    return Stage(name, out, inputs, [words], before, replaces=name in ("model", "prepare", "binarise"))
-
-
 def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     """The stages from the test set to its scores, of a model that has been fetched."""
     of, fetched = model.dataset, root / model.name
@@ -383,18 +272,24 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     facts = dataset.facts("binarise")
     names = ("prepared", "binarised", "hypotheses", "scores")
     prepared, binarised, hypotheses, scores = (root / "scores" / model.name / name for name in names)
+
+    def stage(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> Stage:
+        words = ["-m", *map(str, command), "--out", str(out)]
+        return Stage(name, out, inputs, [words], before, replaces=name in ("prepare", "binarise"))
+
     download = ("data_prep.download", of, "--test-only")
     prepare = ("data_prep.prepare", of, "--raw", raw, "--codes", *codes)
     binarise = ("data_prep.binarise", of, "--prepared", prepared, "--dictionaries", fetched)
     model_of = ("--data", binarised, "--model", fetched / "model.pt")
     generate = ("scripts.generate", config, *model_of, "--prepared", prepared)
     score = ("scripts.score", config, "--dataset", of, "--hypotheses", hypotheses, "--prepared", prepared)
+    made_from = facts | {"model": read_json(fetched / MANIFEST)["sha256"]}
     return [
-        _stage("download", raw, {"files": facts["files"]}, (), *download),
-        _stage("prepare", prepared, facts, ("model", "download"), *prepare),
-        _stage("binarise", binarised, {}, ("prepare",), *binarise),
-        _stage("generate", hypotheses, model.generate, ("binarise",), *generate),
-        _stage("score", scores, {"measure": model.measure}, ("generate",), *score),
+        stage("download", raw, {"files": facts["files"]}, (), *download),
+        stage("prepare", prepared, made_from, ("download",), *prepare),
+        stage("binarise", binarised, {}, ("prepare",), *binarise),
+        stage("generate", hypotheses, model.generate, ("binarise",), *generate),
+        stage("score", scores, {"measure": model.measure}, ("generate",), *score),
     ]
 
 
@@ -411,24 +306,21 @@ def report(outcomes: Mapping[str, dict[str, Any]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
-    every = argparse.ArgumentParser(add_help=False)
-    every.add_argument("--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)")
-    some = argparse.ArgumentParser(add_help=False, parents=[every])
-    some.add_argument(
-        "--from",
-        dest="origin",
-        metavar="FOLDER_OR_URL",
-        help="where the archives are (default: the addresses of `list`)",
-    )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", parents=[every], help="the published models and their addresses")
-    fetching = commands.add_parser("get", parents=[some], help="fetch, check and convert one")
-    fetching.add_argument("name", metavar="NAME", help="as `list` prints it")
+    listing = commands.add_parser("list", help="the published models and their addresses")
+    fetching = commands.add_parser("get", help="fetch, check and convert one")
+    scoring = commands.add_parser("score", help="score one or all, beside the paper's figures")
+    for each in (listing, fetching, scoring):
+        each.add_argument(
+            "--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)"
+        )
+    where = "where the archives are (default: the addresses of `list`)"
+    for each, names in ((fetching, "as `list` prints it"), (scoring, "as `list` prints it, or all")):
+        each.add_argument("name", metavar="NAME", help=names)
+        each.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help=where)
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
     packed = "write the model as model.safetensors and config.json, too"
     fetching.add_argument("--safetensors", dest="packed", action="store_true", help=packed)
-    scoring = commands.add_parser("score", parents=[some], help="score one or all, beside the paper's figures")
-    scoring.add_argument("name", metavar="NAME", help="as `list` prints it, or all")
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
     arguments = parser.parse_args(argv)
     models = read_published(arguments.models)

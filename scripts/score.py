@@ -67,18 +67,6 @@ def read_references(folder: Path, untouched: Path) -> Side:
     return Side(tokenised, text)
 
 
-def unlikely(scores: dict[str, float]) -> list[str]:
-    """Return warnings of scores that are 0 though most characters are right: their words are not this language's."""
-    if scores.get("chrf", 0) < 20:
-        return []
-    return [
-        f"warning: {NAMES[key]} is 0 and chrF {scores['chrf']:.2f}: its tokeniser does not know the words of this "
-        "language (see the signatures); report chrF, or segment hypotheses and references"
-        for key, score in scores.items()
-        if score == 0 and key not in LOWER_IS_BETTER
-    ]
-
-
 def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
     """The outcome of a paired bootstrap as aligned lines."""
     rows = [["score", "baseline", "this", "difference", "p"]]
@@ -115,7 +103,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not scores:
         raise UserError(f"there is no {untouched}, which {' and '.join(found)} are measured on; run the stage prepare")
     lines = [f"{NAMES[key]} {score:.2f}  {details[key]['signature']}" for key, score in scores.items()]
-    lines += unlikely(scores)
     if references.text is None:
         lines.append(f"there is no {untouched}: no score of untokenised text")
     how = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))

@@ -10,7 +10,7 @@ if [ "${1:-}" = --cuda-build ]; then
   export VENV=${VENV_CUDA:-$root/.venv-cuda} TORCH=${TORCH_CUDA:-torch==2.14.1}
   bash "$root/scripts/setup.sh"
   cd "$root"
-  OMP_NUM_THREADS=1 exec "$VENV/bin/python" -m pytest -m cuda_build tests/cuda_build "${@:2}"
+  exec "$VENV/bin/python" -m pytest -m cuda_build tests/cuda_build "${@:2}"
 fi
 bash "$root/scripts/setup.sh" --fastbpe
 bin=${VENV:-$root/.venv}/bin
@@ -18,9 +18,6 @@ cd "$root"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"
-# one process a core, with one thread each, and one more: tests wait for the commands that they start (on two cores 6:52
-# minutes with three processes, 9:18 with two)
-cores=$(nproc)  # before the next line: nproc heeds it
-export OMP_NUM_THREADS=1
-unset PYTHONDONTWRITEBYTECODE  # or each of the many commands compiles what it imports
-exec "$bin/python" -m pytest --numprocesses "$((cores + 1))" --dist loadfile --no-loadscope-reorder "$@"
+# one process a core, and one more: tests wait for the commands that they start (on two cores 6:52 minutes with three
+# processes, 9:18 with two)
+exec "$bin/python" -m pytest --numprocesses "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "$@"

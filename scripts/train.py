@@ -33,7 +33,7 @@ from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.loss_curve import draw_losses
-from scripts.fairseq_io.precision import CHOSEN_HERE, PrecisionChoice, check_precision, take_training_precision
+from scripts.fairseq_io.precision import PrecisionChoice, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.pipeline.pipeline import digest_data, fingerprint
@@ -47,45 +47,32 @@ LIMITS = ("max-update", "max-epoch")
 OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates that do not know where they are to end
 
 
-def prepare_folder(out: Path, identity: dict[str, Any]) -> str | None:
-    """Make ``out`` the folder of this training, a new one or the one there.
-
-    Returns:
-        with what the checkpoints there were made, as a sentence, if they are gone on from with higher limits; or None.
+def prepare_folder(out: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Make ``out`` the folder of this training, a new one or the one there; return what is known of its beginning.
 
     Raises:
         UserError: there are files in the way that this command did not write, or checkpoints of another training.
     """
-    said = None
-    current = _identity(out)
-    if current != identity:
-        raised = _raised_limits(current, identity) if current else None
-        if current and not raised:
-            raise UserError(
-                f"the checkpoints in {out} were made with other settings or data: change these back to go on, or keep "
-                f"them under another name (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train anew"
-            )
-        if raised:
-            said = f"the checkpoints in {out} were made with {raised}: going on"
-    check_writable(*(out / name for name in (LOG, "train.json", "loss.png", checkpoints.DEVICES)))
-    claim(out, "checkpoint*.pt", *HALF_WRITTEN)
-    for left in (path for pattern in HALF_WRITTEN for path in out.glob(pattern)):
-        remove(left)  # a full disk, or a kill, left it
-    if current != identity:
-        write_json(out / STARTED, read_json(out / STARTED, {}) | identity if said else identity)
-    return said
-
-
-def _identity(folder: Path) -> dict[str, Any] | None:
-    """Return what the checkpoints of a folder were made from; None if it has none: then nothing is to be protected."""
-    if not (found := sorted(folder.glob("checkpoint*.pt"))):
-        return None
-    if not (folder / STARTED).exists():
+    found = sorted(out.glob("checkpoint*.pt"))
+    started = read_json(out / STARTED, {}) if found else {}  # without any, nothing is to be protected
+    before = {key: value for key, value in started.items() if key != TAKEN}
+    if found and not started:
         raise UserError(
             f"{found[0]} was not written by this command (there is no {STARTED} beside it); move the checkpoints away, "
             "or choose another folder"
         )
-    return {key: value for key, value in read_json(folder / STARTED).items() if key != TAKEN}
+    if found and before != identity:
+        if not (raised := _raised_limits(before, identity)):
+            raise UserError(
+                f"the checkpoints in {out} were made with other settings or data: change these back to go on, or keep "
+                f"them under another name (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train anew"
+            )
+        print(f"train: the checkpoints in {out} were made with {raised}: going on", flush=True)
+    check_writable(*(out / name for name in (STARTED, LOG, "train.json", "loss.png")))
+    claim(out, "checkpoint*.pt", *HALF_WRITTEN)
+    for left in (path for pattern in HALF_WRITTEN for path in out.glob(pattern)):
+        remove(left)  # a full disk, or a kill, left it
+    return started
 
 
 def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
@@ -99,9 +86,8 @@ def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     return " and ".join(f"{key} {old:,}" for key, old, new in limits if old < new)
 
 
-def take_recorded(config: Config, out: Path, devices: Devices) -> PrecisionChoice:
+def take_recorded(config: Config, started: dict[str, Any], devices: Devices) -> PrecisionChoice:
     """Choose the precision of a training; one that goes on keeps that in which it began, whatever is faster by now."""
-    started = read_json(out / STARTED, {})
     if TAKEN not in started or started.get("precision") != config.precision:
         return take_training_precision(config, devices)
     began = PrecisionChoice(**started[TAKEN])
@@ -162,19 +148,8 @@ class Reporter:
         return text
 
 
-def summary(out: Path, train: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a finished training, from its log; ``train`` is the section of the configuration."""
-    log = read_log_file(out / LOG)
-    if log.updates == 0 or not (out / "checkpoint_last.pt").exists():
-        raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {out / LOG}")
-    reached = {"max-update": log.updates, "max-epoch": log.epoch}
-    asked = [(key, train[key], done) for key, done in reached.items() if train.get(key)]
-    if not log.stopped and all(done < most for _, most, done in asked):
-        key, most, done = asked[0]
-        raise UserError(
-            f"fairseq-train ended at {done:,} of train.{key} {most:,} without saying why (patience, stop-min-lr and "
-            f"stop-time-hours would be said); see the end of {out / LOG}. The same command goes on from there"
-        )
+def summary(log: TrainLog) -> dict[str, Any]:
+    """The facts of a finished training, from its log."""
     return {
         "updates": log.updates,
         "parameters": log.parameters,
@@ -198,42 +173,36 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = config.training(seed) | {"data": digest_data(data)}
-
-    def tokens(count: int) -> int:
-        return count * (batch_per_device(config.batch, count)["max-tokens"] if config.batch else 1)
-
-    resumed = prepare_folder(out, identity)
-    checkpoints.check_last(out)
-    for said in (
-        resumed,
-        checkpoints.move_position(out, devices.total, tokens),
-        (taken := take_recorded(config, out, devices)).reason,
-    ):
-        if said:
-            print(f"train: {said}", flush=True)
-    if config.precision in CHOSEN_HERE and TAKEN not in read_json(out / STARTED):
-        write_json(out / STARTED, identity | {TAKEN: asdict(taken)})
+    started = prepare_folder(out, identity)
+    batch = batch_per_device(config.batch, devices.total) if config.batch else config.train
+    moved = checkpoints.go_on(out, devices.total, batch.get("max-tokens"))
+    taken = take_recorded(config, started, devices)
+    for said in filter(None, (moved, taken.reason)):
+        print(f"train: {said}", flush=True)
+    write_json(out / STARTED, identity | {TAKEN: asdict(taken)})
     command = train_command(replace(config, precision=taken.precision), seed, data, out, devices)
-    shared = ""
+    print(f"train: on {devices} in {taken.precision}", flush=True)
     if config.batch:
-        each = batch_per_device(config.batch, devices.total)
-        shared = f"; each takes at most {each['max-tokens']:,} tokens {each['update-freq']} times an update"
-    print(f"train: on {devices} in {taken.precision}{shared}", flush=True)
-    reporter = Reporter(config.train.get("max-update"))
-    log = out / LOG
+        print(
+            f"train: each takes at most {batch['max-tokens']:,} tokens {batch['update-freq']} times an update",
+            flush=True,
+        )
+    reporter, log = Reporter(config.train.get("max-update")), out / LOG
     for earlier in (DIVERGED, "train.json"):  # of a training that had lower limits, say
         remove(out / earlier)
     going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
     try:
-        peak = run_logged(command, log, reporter, what="fairseq-train", append=going_on, defaults=threads(devices))
-    except UserError as error:
-        if isinstance(error, Diverged):
-            write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
+        run_logged(command, log, reporter, what="fairseq-train", append=going_on, defaults=threads(devices))
+    except Diverged:
+        write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
         raise
     reporter.status.close()
-    facts = summary(out, config.train) | {"devices": str(devices), "command": command}
-    facts |= {"precision": taken.precision, "precision_reason": taken.reason, "peak_mb": peak}
-    draw_losses({config.name: {seed: read_log_file(log)}}, out / "loss.png")
+    whole = read_log_file(log)
+    if whole.updates == 0 or not (out / "checkpoint_last.pt").exists():
+        raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {log}")
+    facts = summary(whole) | {"devices": str(devices), "command": command}
+    facts |= {"precision": taken.precision, "precision_reason": taken.reason}
+    draw_losses({config.name: {seed: whole}}, out / "loss.png")
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
 
@@ -263,13 +232,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:
         print("train: checking every setting, the model and the lengths of all lines", flush=True)
-        shared = [f"--devices={devices.count}", f"--nodes={devices.nodes}"]
-        shared += [f"--precision={arguments.precision}"] if arguments.precision else []
-        check_first(config, f"--data={arguments.data}", *shared)
+        check_first(config, arguments.data, devices)
         with lock(arguments.out):
             train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
-        taken = take_recorded(config, arguments.out, devices)
+        taken = take_recorded(config, read_json(arguments.out / STARTED, {}), devices)
         config = replace(config, precision=taken.precision)
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"

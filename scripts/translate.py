@@ -16,7 +16,6 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,18 +24,17 @@ from typing import IO, Any
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from data_prep.sources.supplied import BLANK
-from data_prep.steps.whole import APPLY_BPE
+from data_prep.steps.learn import APPLY_BPE
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.precision import PrecisionChoice, take_search_precision
+from scripts.fairseq_io.precision import take_search_precision
 from scripts.fairseq_io.translator import Translator
 from scripts.pretrained import codes_file, read_published
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
 
-_OPTIONS = {"beam": "a beam of 5", "lenpen": "a length penalty of 1"}  # fairseq's own
 _SIGNS = {"<s>", "<pad>", "</s>", "<unk>"}
 _MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt", "checkpoint_best.pt")
 _facts = functools.partial(read_json, missing={})
@@ -54,7 +52,6 @@ class Trained:
     codes_folders: tuple[Path, ...]
     generate: dict[str, Any]  # fairseq-generate's flags as the run's test set is generated with, where that is known
     train: dict[str, Any]
-    published: bool = False  # one of scripts.pretrained, which has no run
 
 
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
@@ -65,39 +62,37 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     """
     if not path.exists():
         raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")
-    root = path
-    if (best := _facts(path / "record.json").get("best_seed")) is not None:
-        root = path / f"seed{best}"
+    best = _facts(path / "record.json").get("best_seed")
+    root = path if best is None else path / f"seed{best}"
     model = path if path.is_file() else next((root / name for name in _MODELS if (root / name).is_file()), None)
-    if model is None and (seeds := sorted(each.name for each in path.glob("seed*") if each.is_dir())):
-        raise UserError(f"{path} has no record.json that says its best seed; give one of its seeds: {', '.join(seeds)}")
     if model is None:
-        raise UserError(f"{path} holds no trained model: none of {', '.join(_MODELS)}; train one, or give a checkpoint")
+        seeds = sorted(each.name for each in path.glob("seed*"))
+        what = f"give one of its seeds: {', '.join(seeds)}" if seeds else "train one, or give a checkpoint"
+        raise UserError(
+            f"{path} has neither a record.json that says its best seed nor any of {', '.join(_MODELS)}; {what}"
+        )
     data = next((parent for parent in model.resolve().parents if (parent / "binarised").is_dir()), None)
-    beside = any(model.parent.glob("dict.*.txt"))
     if dictionaries is None:
+        beside = any(model.parent.glob("dict.*.txt"))
         if not beside and data is None:
             raise UserError(f"no dictionaries (dict.*.txt) beside {model}; give their folder with --dictionaries")
         dictionaries = model.parent if beside or data is None else data / "binarised"
-    manifest = _facts(model.parent / "manifest.json")
-    published = read_published().get(manifest.get("name", ""))
+    published = read_published().get(_facts(model.parent / "manifest.json").get("name", ""))
     if dataset is None:
         dataset = published.dataset if published else data.name if data is not None else None
         if dataset is None:
             raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
-    # wherever a link to the model lies, its records lie around the model
-    around = model.resolve().parents[:3]
 
-    def recorded(name: str) -> dict[str, Any]:
-        return next(filter(None, (_facts(folder / name) for folder in around)), {})
+    def recorded(name: str) -> dict[str, Any]:  # wherever a link to the model lies, its records lie around the model
+        return next(filter(None, (_facts(folder / name) for folder in model.resolve().parents[:3])), {})
 
     config = recorded("record.json").get("config", {})
     tuned = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
     settings = recorded("hypotheses/generation.json").get("settings") or tuned
     settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
-    return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}), bool(manifest))
+    return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}))
 
 
 def note(number: int, text: str) -> None:
@@ -128,11 +123,7 @@ def note_signs(number: int, text: str, units: str, parted: str | None) -> None:
 
 
 def answers(
-    lines: Iterable[bytes],
-    steps: Callable[[str], str],
-    model: Translator,
-    batch_size: int,
-    parted: str | None = "subword_nmt",
+    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int, parted: str | None
 ) -> Iterator[list[str]]:
     """The model's tokens for each line, in lists as long as the batches that were read."""
     numbered = enumerate(lines, 1)
@@ -158,18 +149,10 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     parted, codes = dataset.units, arguments.codes
     if codes is None and parted and not any(step.name == APPLY_BPE for step in dataset.steps):
         codes = codes_file(source, *trained.codes_folders, or_else=", or give it with --codes")
-    chosen: dict[str, Any] = {"beam": arguments.beam, "lenpen": arguments.lenpen}
+    given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
     # where no record of the run says how units are joined, the dataset's steps do
-    generate = (
-        {"post-process": parted} | trained.generate | {key: value for key, value in chosen.items() if value is not None}
-    )
-    unsaid = [f"{_OPTIONS[key]} (--{key})" for key, value in chosen.items() if value is None]
-    if unsaid and not trained.generate and not trained.published:
-        where = "no record.json and no hypotheses/generation.json of its run was found"
-        print(f"{trained.model}: {where}; taking {' and '.join(unsaid)}", file=sys.stderr, flush=True)
-    taken = PrecisionChoice("fp32")
-    if arguments.precision != "fp32":
-        taken = take_search_precision(arguments.precision, find_devices(), trained.train)
+    generate = {"post-process": parted} | trained.generate | given
+    taken = take_search_precision(arguments.precision, find_devices(), trained.train)
     if taken.reason:
         print(taken.reason, file=sys.stderr, flush=True)
     as_written = detokeniser(target, dataset)
@@ -178,39 +161,24 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
     if sys.stdin.isatty():
         print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-
-    def write(batch: Sequence[str]) -> None:
+    for batch in answers(lines, steps, model, arguments.batch_size, parted):
         for each in batch:
             text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
             out.write(" ".join(text.split()).encode() + b"\n")
         out.flush()
 
-    with ThreadPoolExecutor(max_workers=1) as beside:  # the next batch is searched meanwhile
-        written = beside.submit(write, [])
-        for batch in answers(lines, steps, model, arguments.batch_size, parted):
-            written.result()  # an error is raised here
-            written = beside.submit(write, batch)
-        written.result()
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint"
-    )
-    parser.add_argument("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
-    parser.add_argument(
-        "--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it"
-    )
-    parser.add_argument("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
-    parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
-    parser.add_argument(
-        "--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)"
-    )
-    parser.add_argument("--lenpen", type=float, metavar="X", help="length penalty (default: that of the run, or 1)")
-    parser.add_argument(
-        "--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)"
-    )
+    add = parser.add_argument
+    add("model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint")
+    add("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
+    add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it")
+    add("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
+    add("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
+    add("--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)")
+    add("--lenpen", type=float, metavar="X", help="length penalty (default: that of the run, or 1)")
+    add("--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)")
     arguments = parser.parse_args(argv)
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer

@@ -1,20 +1,17 @@
 """The state that every test starts from, whichever ran before it in the same process."""
 
+import gc
 import logging
 import os
 import signal
-import sys
+import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from multiprocessing import spawn
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from scripts.common.process import environment
-from tests.forks import executable, parse_flags_once, ready_to_fork, wait_for_no_disk
 
 # a user's own settings, which change what programs say and do: tests set what they depend on
 OWN = (
@@ -25,11 +22,12 @@ OWN = (
 for _name in [name for name in os.environ if name.startswith(OWN)]:
     del os.environ[_name]
 os.environ |= {"LC_ALL": "C.UTF-8", "MPLBACKEND": "Agg", "PIP_CONFIG_FILE": os.devnull}
+os.environ |= {"OMP_NUM_THREADS": "1"}  # there are as many processes, and threads of OpenMP are not in a fork
 os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign", "GIT_CONFIG_VALUE_0": "false"}
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
-wait_for_no_disk()
+os.fsync = lambda fd: None  # that files outlive the machine's own end: no test waits for it, and disks are slow at it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup: the programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,12 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="of tests/gpu; cpu rehearses the first case of each test")
 
 
-# folders whose tests are left out where they cannot run, and what runs them
-NEEDS = {
-    "gpu": "need a CUDA device, on which scripts/first_gpu.sh LOG runs all of them",
-    "cuda_build": "need a CUDA build of torch: scripts/test.sh --cuda-build",
-}
-left_out: dict[str, int] = {}
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    of_gpu = "the first case of each test; --device cuda takes all" if config.getoption("--device") == "cpu" else "all"
+    return [f"tests/gpu: {of_gpu}", "tests/cuda_build: on a CUDA build of torch alone (scripts/test.sh --cuda-build)"]
+
+
 # the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
 LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models", "data_prep")
 
@@ -67,41 +64,25 @@ LONG = ("end_to_end", "scripts", "configs", "compat", "export", "ops", "models",
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch  # the process that only hands out the tests goes without it
 
-    parse_flags_once()
     first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-    can_run = {
+    kept = {
         "gpu": lambda item: config.getoption("--device") != "cpu" or first[item.nodeid.partition("[")[0]] is item,
         "cuda_build": lambda item: torch.version.cuda is not None,
     }
-    gone = [item for item in items if item.path.parent.name in can_run and not can_run[item.path.parent.name](item)]
-    if gone:
-        items[:] = [item for item in items if item not in gone]
-        config.hook.pytest_deselected(items=gone)
-        left_out.update(Counter(item.path.parent.name for item in gone))
+    items[:] = [item for item in items if kept.get(item.path.parent.name, bool)(item)]
     items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left_out"] = left_out
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for folder, count in left_out.items():
-        terminalreporter.line(f"tests/{folder}: {count} tests {NEEDS[folder]}")
-
-
 def pytest_collection_finish() -> None:
-    ready_to_fork()
+    gc.freeze()  # garbage collections leave out what is there now
 
 
 @pytest.fixture(autouse=True)
 def loggers_as_new() -> None:
+    reset_loggers()
+
+
+def reset_loggers() -> None:
     """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
     for name in ("fairseq", "hydra", "lightconv_plugin", "matplotlib"):
         logging.getLogger(name).setLevel(logging.NOTSET)
@@ -117,25 +98,11 @@ def environment_as_new() -> Iterator[None]:
         os.environ.update(before)
 
 
-@pytest.fixture(scope="session")
-def forking_python() -> Iterator[str]:
-    with executable() as path:
-        yield path
-
-
-@pytest.fixture(scope="session")
-def forking_torch() -> Iterator[str]:
-    """Python with torch alone."""
-    with executable(["torch"]) as path:
-        yield path
-
-
 @pytest.fixture(scope="module")
-def forks(forking_python: str) -> Iterator[None]:
-    """Have Python processes forked rather than started, for tests to which that makes no difference (forks.py)."""
-    before = spawn.get_executable()
+def forks() -> Iterator[None]:
+    """Have commands of Python forked from this process rather than started (forks.py)."""
+    from tests.forks import Popen
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", forking_python)
-        spawn.set_executable(forking_python)
+        patch.setattr(subprocess, "Popen", Popen)
         yield
-        spawn.set_executable(before)

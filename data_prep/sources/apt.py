@@ -101,8 +101,6 @@ def _run(command: list[str], cwd: Path | None = None) -> tuple[str, str]:
     env = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(command, capture_output=True, cwd=cwd, env=env, timeout=900, text=True, errors="replace")
-    except FileNotFoundError as error:
-        raise UserError(f"this machine has no {command[0]}, a part of apt; {_WITHOUT}") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{command[0]} took more than 15 minutes; look at the network, or {_WITHOUT}") from error
     if done.returncode != 0:

@@ -7,8 +7,7 @@ from data_prep.dataset import SPLITS, Dataset
 from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.read import Piece
 from scripts.common.errors import UserError
-
-LEDGER = "ledger.json"
+from scripts.common.files import read_json, read_lines
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
@@ -18,9 +17,11 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
             f"--raw {raw} has none of {', '.join(dataset.files)}; put files there under these names, packed as they "
             "are, or leave --raw out to fetch all"
         )
-    for name, file in dataset.files.items():
-        fetch_file(name, file, out, raw=raw, ledger=out / LEDGER)
-    return {"licence": dataset.licence}
+    before = read_json(out / "manifest.json", {}).get("files", {})
+    files = {
+        name: fetch_file(name, file, out, raw=raw, before=before.get(name)) for name, file in dataset.files.items()
+    }
+    return {"licence": dataset.licence, "files": files}
 
 
 def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
@@ -47,10 +48,7 @@ def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
 
 
 def _member_md5(dataset: Dataset, name: str) -> dict[str, str]:
-    path = dataset.file.parent / name
-    if not path.is_file():
-        raise UserError(f"{dataset.file}: member_md5: there is no {path}")
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    lines = (line.split() for line in read_lines(dataset.file.parent / name) if line and line[0] != "#")
     return {end: checksum for checksum, end in lines}
 
 

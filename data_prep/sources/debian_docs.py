@@ -62,12 +62,9 @@ def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
     counts: Counter[str] = Counter()
     licences: dict[str, set[str]] = defaultdict(set)
     options, language = dataset.debian, dataset.languages[1]
-    yield from split_by_source(
-        _clean(_pairs(raw, language, counts, licences), language, counts),
-        valid_percent=options.valid_percent,
-        test_percent=options.test_percent,
-        report=counts,
-    )
+    pairs = _clean(_pairs(raw, language, counts, licences), language, counts)
+    percents = {"valid_percent": options.valid_percent, "test_percent": options.test_percent}
+    yield from split_by_source(pairs, **percents, report=counts)
     report["read"] = dict(sorted(counts.items()))
     report["licences, as each source names them"] = {
         source: f"({', '.join(sorted(named)) or 'no name; see its copyright file'})"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import BUFFER, damage_told
-from data_prep.text.readers import HEAD, check_kind
 from scripts.common.errors import UserError
+from scripts.common.files import POINTER
 
 _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
 
@@ -21,36 +21,58 @@ _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the m
 # joiners, marks of direction and soft hyphens stay, which scripts and emoji are written with
 BLANK = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u200b\u2028\u2029\ufeff]")
 
-NOT_UTF8 = "lines that are not UTF-8"
+_HEAD = 1 << 14  # bytes by which a file's kind is told
+_SAVE = "save it as plain text in UTF-8, one sentence a line"
+_OTHER_KINDS = (
+    (re.escape(POINTER), "a pointer of Git LFS in place of the file", "git lfs pull, in the repository it is from"),
+    (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "text in UTF-16 or UTF-32", "iconv -f UTF-16 -t UTF-8 {name} > NEW"),
+    (rb"(?:[^\0]\0){8}|(?:\0[^\0]){8}", "text in UTF-16", "iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 {name} > NEW"),
+    (
+        rb"%PDF-|PK[\x03\x05]|\{\\rtf|\x1f\x8b|BZh[1-9]|\xfd7zXZ\0|\x28\xb5\x2f\xfd|(?s:.{257})ustar",
+        "a document, an archive or compressed",
+        f"unpack it, and {_SAVE}",
+    ),
+    (
+        rb"(?:\xef\xbb\xbf)?\s*<(?i:\?xml|!doctype|html|tmx|xliff|mteval|srcset|refset|tstset)\b",
+        "marked up (XML, SGM, TMX or HTML)",
+        f"take the sentences out of it, and {_SAVE}",
+    ),
+)
 
 
 class SuppliedText:
     """A file of the user's, to be iterated over once."""
 
-    def __init__(self, path: Path, *, invalid: str) -> None:
-        self.path = path.resolve() if path.is_symlink() else path  # messages name what the user gave
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.lines = 0  # lines read so far
         self.changes: Counter[str] = Counter()  # lines, by what was changed in them
-        self._invalid = invalid
 
-    def __iter__(self) -> Iterator[bytes | None]:
-        """The lines without their ends, in UTF-8. None: one that is not UTF-8, to be left out with its pair."""
+    def __iter__(self) -> Iterator[bytes]:
+        """The lines without their ends, in UTF-8."""
         with damage_told(str(self.path)):
             stream: Any = self.path.open("rb", BUFFER)
         with stream:
-            check_kind(str(self.path), self.path.name, stream.peek(HEAD)[:HEAD], own=True)
+            self._check_kind(stream.peek(_HEAD)[:_HEAD])
             while line := stream.readline(_LONGEST + 1):
                 self.lines += 1
                 yield self._clean(line)
         if not self.lines:
             raise UserError(f"{self.path} is empty; give text with one sentence a line")
 
-    def _clean(self, line: bytes) -> bytes | None:
-        where, data = f"{self.path}, line {self.lines:,}", line.removesuffix(b"\n")
+    def _check_kind(self, head: bytes) -> None:
+        for magic, kind, how in _OTHER_KINDS:
+            if re.match(magic, head):
+                raise UserError(
+                    f"{self.path} is {kind}, expected plain text in UTF-8: {how.format(name=self.path.name)}"
+                )
+
+    def _clean(self, line: bytes) -> bytes:
+        where, name, data = f"{self.path}, line {self.lines:,}", self.path.name, line.removesuffix(b"\n")
         if len(line) > _LONGEST or (self.lines == 1 and data == line and b"\r" in line[:-1]):
             raise UserError(
                 f"{where}: it goes on for {len(line):,} bytes or more; give text with one sentence a line (where lines "
-                f"end with CR alone, as on an old Macintosh: tr '\\r' '\\n' < {self.path.name} > NEW)"
+                f"end with CR alone, as on an old Macintosh: tr '\\r' '\\n' < {name} > NEW)"
             )
         if self.lines == 1 and data.startswith(codecs.BOM_UTF8):
             data = data.removeprefix(codecs.BOM_UTF8)
@@ -61,23 +83,12 @@ class SuppliedText:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self.changes[NOT_UTF8] += 1
-            if self._invalid == "drop":
-                return None
-            if self._invalid == "error":
-                raise UserError(
-                    f"{where}: byte 0x{data[error.start]:02x} is not UTF-8; {how_to_convert(self.path)}, or give "
-                    "python -m data_prep `--invalid replace` (U+FFFD for such bytes) or `--invalid drop` (without such "
-                    "pairs), or say the same in the dataset's YAML: `invalid: replace`"
-                ) from error
-            text = data.decode(errors="replace")
+            raise UserError(
+                f"{where}: byte 0x{data[error.start]:02x} is not UTF-8; convert the file (from Windows: iconv -f "
+                f"WINDOWS-1252 -t UTF-8 {name} > NEW; if it is Chinese: -f GB18030 or -f BIG5), or leave such bytes "
+                f"out (iconv -c -f UTF-8 -t UTF-8 {name} > NEW)"
+            ) from error
         if BLANK.search(text) is not None:
             self.changes["lines with control characters, now spaces"] += 1
             text = BLANK.sub(" ", text)
         return text.encode()
-
-
-def how_to_convert(path: Path) -> str:
-    """Return what to do with a file that is not UTF-8."""
-    command = f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > NEW"
-    return f"convert the file (from Windows: {command}; if it is Chinese: -f GB18030 or -f BIG5)"

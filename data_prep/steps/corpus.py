@@ -14,10 +14,11 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from data_prep.dataset import Step
 from scripts.common.errors import UserError
 from scripts.common.outputs import open_own
 from scripts.common.process import end_with_parent
@@ -42,7 +43,6 @@ class Text:
     """By ``<split>.<language>``, relative to the work folder; one after the other they are the split."""
     log: list[dict[str, Any]] = field(default_factory=list)
     """For each step and split of the last pass: lines in and out, and how many were dropped why."""
-    seconds: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)  # findings of the source on the way (the first pass)
 
     def __str__(self) -> str:
@@ -133,22 +133,26 @@ class Context:
         self.lines: dict[str, int] = {}  # of the splits written so far
         self.files: dict[str, list[str]] = {}  # as ``Text`` has them
         self._stack = stack
-        self._open: dict[str, list[IO[bytes]]] = {}
+        self._open: dict[str, IO[bytes]] = {}
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file of this pass, once."""
+        if name not in self._open:
+            self._open[name] = self._stack.enter_context(open_own(self.work / self.folder / name, "wb"))
+        return self._open[name]
 
     def sync(self) -> None:
         """Have all that is written on the disk."""
-        for file in chain.from_iterable(self._open.values()):
+        for file in self._open.values():
             file.flush()
             os.fsync(file.fileno())
 
     def write(self, split: str, block: Sequence[bytes] = (), lines: int = 0) -> None:
         """Append so many lines of each language to a split; none, to have it though it may stay empty."""
-        if split not in self._open:
-            names = [f"{split}.{language}" for language in self.languages]
-            self.files |= {name: [f"{self.folder}/{name}"] for name in names}
-            paths = [self.work / self.folder / name for name in names]
-            self._open[split] = [self._stack.enter_context(open_own(path, "wb")) for path in paths]
-        for file, part in zip(self._open[split], block, strict=bool(block)):
+        names = [f"{split}.{language}" for language in self.languages]
+        self.files |= {name: [f"{self.folder}/{name}"] for name in names}
+        files = [self.open(name) for name in names]
+        for file, part in zip(files, block, strict=bool(block)):
             file.write(part)
         self.lines[split] = self.lines.get(split, 0) + lines
 
@@ -180,6 +184,11 @@ class Context:
             for name in dict.fromkeys(filter(None, chosen)):
                 rows = select(columns, [each == name for each in chosen])
                 self.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
+
+
+Log = list[dict[str, Any]]
+WholeStep = Callable[[Context, Step], Log]
+"""A step that sees the whole corpus: it takes the pass and itself, writes what changes, and returns its log."""
 
 
 def columns_of(block: Block) -> list[list[bytes]]:

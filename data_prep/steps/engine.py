@@ -11,7 +11,7 @@ In the work folder::
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,25 +19,23 @@ from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps.corpus import Block, Context, Pool, Text, select
+from data_prep.steps.filter import RAW, RAW_PREFIX
+from data_prep.steps.learn import LEARNT
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
-from data_prep.steps.whole import LEARNT, RAW, RAW_PREFIX
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines, digest, read_json, write_json
 from scripts.common.outputs import open_own, remove
 from scripts.common.terminal import clock
 
 MANY = 0.1  # a step that drops more than this share of a split's lines says so
-LONGEST = 1024
-"""The tokens of a line, its end counted, that fairseq's models take unless their configuration says otherwise."""
 
 
 class Engine:
     """One run of one dataset in one work folder, whose lock the caller holds."""
 
-    def __init__(self, dataset: Dataset, *, work: Path, pool: Pool, keep: bool, accept_counts: bool) -> None:
-        self.dataset, self._work, self._pool = dataset, work, pool
-        self._keep, self._accept = keep, accept_counts
+    def __init__(self, dataset: Dataset, *, work: Path, pool: Pool, accept_counts: bool) -> None:
+        self.dataset, self._work, self._pool, self._accept = dataset, work, pool, accept_counts
         self._passes = [Pass("00-read", (Step(name="read"),)), *plan(dataset, work)]
         self._states: list[Text] = []  # after each pass
         self._expected: list[dict[str, Any]] = []
@@ -52,15 +50,15 @@ class Engine:
             if path.exists():
                 text = Text(**read_json(path))
             else:
+                start = time.monotonic()
                 text = self._make(each, text, source, report)
                 write_json(path, vars(text))
-                self._pool.say(f"{each.folder}: done in {clock(text.seconds)}; {text} lines")
+                self._pool.say(f"{each.folder}: done in {clock(time.monotonic() - start)}; {text} lines")
             self._states.append(text)
             self._check(names[place].difference(*names[place + 1 :]))  # the steps that run for the last time
         self._check({"end"})
 
     def _make(self, each: Pass, before: Text, source: Sequence[Piece] | Rows, report: dict[str, Any]) -> Text:
-        start, languages = time.monotonic(), self.dataset.languages
         for name, split in ((step.name, split) for step in each.steps for split in step.splits):
             if split not in before.lines:
                 raise UserError(
@@ -68,15 +66,14 @@ class Engine:
                     f"there are {', '.join(before.lines)}"
                 )
         remove(self._work / each.folder)  # of a run that was interrupted
-        if not self._keep:
-            used = {self._work / file for files in before.files.values() for file in files}
-            for path in set(self._work.glob("[0-9][0-9]-*/[!.]*")) - used:
-                remove(path)
+        used = {self._work / file for files in before.files.values() for file in files}
+        for path in set(self._work.glob("[0-9][0-9]-*/[!.]*")) - used:
+            remove(path)
         (self._work / each.folder).mkdir()
+        log: list[dict[str, Any]]
+        found: dict[str, Any] = {}
         with ExitStack() as stack:
-            context = Context(before, self._work, each.folder, languages, self._pool, stack)
-            found = dict[str, Any]()
-            log: list[dict[str, Any]]
+            context = Context(before, self._work, each.folder, self.dataset.languages, self._pool, stack)
             if not self._states:
                 read_pieces(source, context) if isinstance(source, Sequence) else write_rows(source, context)
                 log, found = [{"step": "read", "split": split, "out": n} for split, n in context.lines.items()], report
@@ -86,26 +83,24 @@ class Engine:
             else:
                 log = _run_lines(context, each.steps)
             context.sync()
-        text = Text(before.lines | context.lines, before.files | context.files, log, report=dict(found))
+        text = Text(before.lines | context.lines, before.files | context.files, log, dict(found))
         for entry in log:
             self._say_many_dropped(entry)
         if empty := [split for split in text.lines if split in SPLITS and not text.lines[split]]:
             reasons = sum((Counter(entry.get("dropped", {})) for entry in log), Counter[str]())
-            said = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common()) or "nothing was dropped"
             raise UserError(
-                f"empty corpus: no line is left of {' and '.join(empty)} ({text}; {said}); "
-                "look at the raw text and at the steps in the dataset's YAML, or give more text"
+                f"empty corpus: no line is left of {' and '.join(empty)} ({text}; {_in_words(reasons)}); look at the "
+                "raw text and at the steps in the dataset's YAML, or give more text"
             )
-        text.seconds = round(time.monotonic() - start, 1)
         return text
 
     def _say_many_dropped(self, entry: dict[str, Any]) -> None:
-        gone = sum(entry.get("dropped", {}).values())
+        dropped = entry.get("dropped", {})
+        gone = sum(dropped.values())
         if gone > MANY * entry.get("in", 0):
-            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in entry["dropped"].items())
             self._pool.say(
                 f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
-                f"({gone / entry['in']:.0%}): {reasons}"
+                f"({gone / entry['in']:.0%}): {_in_words(dropped)}"
             )
 
     def _check(self, steps: set[str]) -> None:
@@ -117,10 +112,11 @@ class Engine:
             for entry in text.log:  # within a pass that has further steps after this one
                 if entry["step"] == each.after and entry["split"] == split and "moved" not in entry:
                     got = entry["out"]
+            holds = abs(got - number) <= slack
             wanted = f"{number:,}" if slack == 0 else f"{number - slack:,} to {number + slack:,}"
             found = {"after": each.after, "split": split, "got": got, "expected": wanted, "status": each.status}
-            self._expected.append({**found, "holds": abs(got - number) <= slack})
-            if abs(got - number) > slack:
+            self._expected.append({**found, "holds": holds})
+            if not holds:
                 note = self.dataset.other_counts(
                     f"after {each.after}, {split}: got {got:,} lines, expected {wanted} "
                     f"({self.dataset.file}: expected; {each.status})",
@@ -155,25 +151,20 @@ class Engine:
                 )
         for path in sorted(path for path in self._work.iterdir() if path.name.startswith(tuple(LEARNT.values()))):
             copy_file(path, folder / path.name)
-        held_out = [name for name in files if name.partition(".")[0] in ("valid", "test")]  # train's may be left out
-        long = {name: found for name in held_out if (found := long_lines(folder / name))}
-        for name, found in long.items():
-            self._pool.say(f"note: {name} {_long_lines_in_words(dataset, name, found)}")
         counts = {
             "dataset": dataset.name,
             "source": self._states[0].report,
             "steps": [entry for text in self._states for entry in text.log],
             "files": files,
-            "long": long,
             "expected": self._expected,
             "versions": versions,
         }
         write_json(folder / "counts.json", counts)
-        write_json(
-            folder / "timings.json",
-            {each.folder: text.seconds for each, text in zip(self._passes, self._states, strict=True)},
-        )
         return counts
+
+
+def _in_words(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items()) or "nothing was dropped"
 
 
 class Made(NamedTuple):
@@ -235,24 +226,6 @@ def run_on_block(block: Block, *, steps: Sequence[Step], languages: Sequence[str
 def _function(name: str, language: str | None, parameters: str) -> Callable[..., Any]:
     """A step's function, once a process: tokenisers and merge tables take a moment to make and remember words."""
     return STEPS[name].build(language, json.loads(parameters))
-
-
-def long_lines(path: Path) -> dict[str, int]:
-    """Count the lines of more than LONGEST tokens, with the tokens of the longest."""
-    with open(path, "rb") as f:
-        lengths = [len(line.decode().split()) + 1 for line in f if len(line) >= 2 * LONGEST]
-    lengths = [length for length in lengths if length > LONGEST]
-    return {"lines": len(lengths), "longest": max(lengths)} if lengths else {}
-
-
-def _long_lines_in_words(dataset: Dataset, name: str, found: dict[str, int]) -> str:
-    side = "source" if name.endswith(f".{dataset.source}") else "target"
-    flag = "tokens-per-sample" if dataset.target is None else f"max-{side}-positions"
-    return (
-        f"has {found['lines']:,} lines of more than {LONGEST:,} tokens, the end of the line counted, the longest of "
-        f"{found['longest']:,}; fairseq's models take no more unless told: set train.{flag}: {found['longest']} in the "
-        f"configuration, or shorten or drop such lines by a step truncate or clean in {dataset.file.name}"
-    )
 
 
 def _join(files: Sequence[Path], out: Path) -> None:

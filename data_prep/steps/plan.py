@@ -6,19 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.dataset import SPLITS, Dataset, Step
-from data_prep.steps import whole
-from data_prep.text import (
-    bpe,
-    characters,
-    chinese,
-    clean,
-    languages,
-    moses,
-    punctuation,
-    readers,
-    sentencepiece,
-    tokenise,
-)
+from data_prep.steps import learn
+from data_prep.steps.filter import deduplicate, hold_out, save_raw, split_by_hash
+from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, sentencepiece, tokenise
 from scripts.common.errors import UserError
 from scripts.common.schema import check_fields, require
 
@@ -29,7 +19,7 @@ class Registered(NamedTuple):
     """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
 
     kind: str
-    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``whole.WholeStep``."""
+    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``corpus.WholeStep``."""
     make: Callable[..., Any]
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
@@ -49,23 +39,22 @@ STEPS: dict[str, Registered] = {
     "segment_chinese": Registered(LINE, chinese.segmenter),
     "lowercase": Registered(LINE, lambda: characters.lowercase),
     "truncate": Registered(LINE, clean.truncater),
-    whole.APPLY_BPE: Registered(LINE, bpe.encoder),
+    learn.APPLY_BPE: Registered(LINE, bpe.encoder),
     "clean": Registered(PAIR, clean.pair_filter),
     "clean_corpus": Registered(PAIR, moses.moses_filter),
     "clean_scripts": Registered(PAIR, chinese.script_filter),
-    "hold_out": Registered(WHOLE, whole.hold_out),
-    "split_by_hash": Registered(WHOLE, whole.split_by_hash),
-    "deduplicate": Registered(WHOLE, lambda: whole.deduplicate),
-    "save_raw": Registered(WHOLE, lambda: whole.save_raw),
-    "bpe": Registered(WHOLE, whole.learn_bpe),
-    "sentencepiece": Registered(WHOLE, whole.learn_sentencepiece),
+    "hold_out": Registered(WHOLE, hold_out),
+    "split_by_hash": Registered(WHOLE, split_by_hash),
+    "deduplicate": Registered(WHOLE, lambda: deduplicate),
+    "save_raw": Registered(WHOLE, lambda: save_raw),
+    "bpe": Registered(WHOLE, learn.learn_bpe),
+    "sentencepiece": Registered(WHOLE, learn.learn_sentencepiece),
 }
 _NAMED = sorted(STEPS)
 STEPS |= {  # parts of others, which have no name in a YAML
     "squeeze": Registered(LINE, lambda: moses.clean_line),
-    whole.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
+    learn.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
 }
-_ON_TRAIN = ("split_by_hash", "bpe", "sentencepiece")  # what they split, or learn from
 
 
 class Pass(NamedTuple):
@@ -82,23 +71,14 @@ class Pass(NamedTuple):
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
     """The passes, in order."""
-    for split, place, source in (
-        (split, *item) for split, all_of in dataset.splits.items() for item in enumerate(all_of)
-    ):
-        known = ["plain", *sorted(readers.READERS)]
-        key = f"splits.{split}[{place}].reader"
-        require(dataset.file, source.reader in known, key, source.reader, f"one of {', '.join(known)}")
     steps: list[Step] = []
     for place, step in enumerate(dataset.steps):
-        key = f"{dataset.file}: steps[{place}]"
-        if step.name not in _NAMED:
-            raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(_NAMED)}")
-        _check_step(key, step, dataset)
+        _check_step(f"{dataset.file}: steps[{place}]", step, dataset)
         if step.name == "clean_corpus":  # it changes text, too: one space between tokens, and no |
             steps.append(Step(name="squeeze", splits=step.splits))
         steps.append(step)
-        if step.name in whole.LEARNT:
-            steps += whole.apply_steps(step, dataset.languages, work)
+        if step.name in learn.LEARNT:
+            steps += learn.apply_steps(step, dataset.languages, work)
     groups: list[list[Step]] = []
     for step in steps:
         if not groups or WHOLE in (STEPS[step.name].kind, STEPS[groups[-1][0].name].kind):
@@ -107,33 +87,15 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
     return [Pass(f"{place:02}-{group[0].name}", tuple(group)) for place, group in enumerate(groups, 1)]
 
 
-def notes(dataset: Dataset) -> list[str]:
-    """Notes for people on languages that ``tokenise`` has no rules for, or that have no blanks between words."""
-    said = []
-    for language in dataset.languages:
-        names = [step.name for step in dataset.steps if language in (step.languages or dataset.languages)]
-        if "tokenise" in names and not tokenise.known_to_moses(language):
-            said.append(
-                f"note: Moses has no abbreviations for {language}: tokenise takes the English ones, as Moses does"
-            )
-        if "tokenise" in names and "segment_chinese" not in names and languages.is_unspaced(language):
-            said.append(
-                f"note: {language} is written without blanks between words: to tokenise, a word is all that stands "
-                "between two marks; the step `sentencepiece` needs no words"
-            )
-    return said
-
-
 def _check_step(key: str, step: Step, dataset: Dataset) -> None:
+    if step.name not in _NAMED:
+        raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(_NAMED)}")
     registered = STEPS[step.name]
     # a language is that of the lines, not of the YAML
     takes = {k: p for k, p in inspect.signature(registered.make).parameters.items() if k != "language"}
     needed = [name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
-    hints = {"splits": Any, "languages": Any, **{name: parameter.annotation for name, parameter in takes.items()}}
-    check_fields(key, step.parameters, hints, needed, f"{step.name}.")
-    made = {s.parameters["into"] for s in dataset.steps if "into" in s.parameters}
-    if step.name in _ON_TRAIN and "train" not in {*(dataset.splits or SPLITS), *made}:
-        raise UserError(f"{key}: {step.name} needs a split train; give one under splits, or leave the step out")
+    check_fields(key, step.parameters, {name: each.annotation for name, each in takes.items()}, needed, f"{step.name}.")
+    made = {each.parameters["into"] for each in dataset.steps if "into" in each.parameters}
     splits = {*dataset.splits, *SPLITS, *made}
     for split in step.splits:
         require(key, split in splits, f"{step.name}.splits", split, f"some of {', '.join(sorted(splits))}")
@@ -141,9 +103,9 @@ def _check_step(key: str, step: Step, dataset: Dataset) -> None:
         raise UserError(f"{key}: {step.name} works on whole pairs and takes no languages; leave them out")
     if registered.kind == PAIR and dataset.target is None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
-    by, one = step.parameters.get("by"), step.name != "hold_out" or len(step.splits) == 1
-    there = by is None or by in dataset.languages
-    require(key, there, f"{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
+    by = step.parameters.get("by", dataset.source)
+    require(key, by in dataset.languages, f"{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
+    one = step.name != "hold_out" or len(step.splits) == 1
     require(key, one, "hold_out.splits", list(step.splits), "the one split it takes lines from")
     try:  # a wrong value, or a package that is missing: now, not after a night of fetching
         for language in step.languages or dataset.languages:

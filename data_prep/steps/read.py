@@ -5,7 +5,6 @@ whatever the order in the archives: each has files of its own.
 """
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -17,9 +16,8 @@ from pathlib import Path
 from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
 from data_prep.steps.corpus import CHUNK, Context
-from data_prep.text.readers import HEAD, READERS, check_kind
+from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """Text that a kind of its own makes: the split, and a line a language."""
@@ -43,9 +41,10 @@ class Piece:
         """As messages name it."""
         return f"{self.archive.name}, {self.member}" if self.member != self.archive.name else str(self.archive)
 
-    def file(self, context: Context) -> str:
-        """Its own file of lines, relative to the work folder."""
-        return f"{context.folder}/{self.split}.{self.language}.{self.source}"
+    @property
+    def file(self) -> str:
+        """Its own file of lines."""
+        return f"{self.split}.{self.language}.{self.source}"
 
 
 def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
@@ -69,7 +68,7 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
     sources: dict[tuple[str, int], list[Piece]] = defaultdict(list)
     for piece in sorted(pieces, key=lambda piece: piece.source):
         sources[piece.split, piece.source].append(piece)
-        context.files.setdefault(f"{piece.split}.{piece.language}", []).append(piece.file(context))
+        context.files.setdefault(f"{piece.split}.{piece.language}", []).append(f"{context.folder}/{piece.file}")
     for (split, _), sides in sources.items():
         if len({counts[side] for side in sides}) != 1:
             said = " but ".join(f"{side.name} has {counts[side]:,} lines" for side in sides)
@@ -81,7 +80,6 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
 
 def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
-    check_kind(piece.name, Path(piece.member).name, stream.peek(HEAD)[:HEAD])
     count, md5 = 0, hashlib.md5(usedforsecurity=False)
 
     def read() -> Iterator[str]:
@@ -98,13 +96,10 @@ def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Cal
             yield text.removesuffix("\n")
 
     lines = read() if piece.reader == "plain" else READERS[piece.reader](read())
-    with open_own(context.work / piece.file(context), "wb") as f:
-        while chunk := list(islice(lines, CHUNK)):
-            f.write("".join(f"{line}\n" for line in chunk).encode())
-            count += len(chunk)
-            progress(len(chunk))
-        f.flush()
-        os.fsync(f.fileno())
+    while chunk := list(islice(lines, CHUNK)):
+        context.open(piece.file).write("".join(f"{line}\n" for line in chunk).encode())
+        count += len(chunk)
+        progress(len(chunk))
     if piece.md5 is not None and md5.hexdigest() != piece.md5:
         raise UserError(
             f"{piece.name}: got MD5 {md5.hexdigest()}, expected {piece.md5}; delete {piece.archive} and fetch it again"

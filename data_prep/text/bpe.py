@@ -55,13 +55,8 @@ def without_glossaries(counts: Iterable[tuple[str, int]], glossaries: Sequence[s
     return ((word, count) for word, count in counts if not any(pattern.fullmatch(word) for pattern in whole))
 
 
-def check_options(*, glossaries: Sequence[str], engine: str) -> None:
-    """Refuse what ``encoder`` cannot use."""
-    for glossary in glossaries:
-        try:
-            re.compile(glossary)
-        except re.error as error:
-            raise UserError(f"bpe: the glossary {glossary!r} is no regular expression: {error}") from error
+def check_engine(engine: str) -> None:
+    """Refuse an engine that is not known or not installed."""
     if engine not in ENGINES:
         raise UserError(f"bpe: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
     if engine == "fastBPE":
@@ -82,7 +77,7 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
         raise UserError(f"bpe: {codes} cannot be read as text: {error}") from error
     if what := stands_for(Path(codes)):
         raise UserError(f"bpe: {codes} is {what}")
-    check_options(glossaries=glossaries, engine=engine)
+    check_engine(engine)
     for line in text.strip("\n").split("\n")[1:]:
         if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
             raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")

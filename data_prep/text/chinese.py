@@ -44,18 +44,10 @@ def script_filter(*, chinese: int) -> Callable[[str, str], str | None]:
     return reason
 
 
-def segmenter(*, guess: bool = True) -> Callable[[str], str]:
-    """jieba's words, parted by one space; ``guess``: also those that its dictionary lacks, by its HMM.
-
-    Spaces between Chinese characters are removed first.
-    """
+def segmenter() -> Callable[[str], str]:
+    """jieba's words, parted by one space. Spaces between Chinese characters are removed first."""
     cut = _tokenizer().lcut
-
-    def segment(line: str) -> str:
-        words = _SPACES.sub(" ", " ".join(cut(_APART.sub("", line), HMM=guess)))
-        return words.strip(" ")
-
-    return segment
+    return lambda line: _SPACES.sub(" ", " ".join(cut(_APART.sub("", line)))).strip(" ")
 
 
 @cache

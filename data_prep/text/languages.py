@@ -91,10 +91,5 @@ def is_published(language: str) -> bool:
     return rules_of(language) in PUBLISHED
 
 
-def is_unspaced(language: str) -> bool:
-    """Return True where no blanks stand between words."""
-    return not (CHINESE | JAPANESE | UNSPACED).isdisjoint(scripts_of(language))
-
-
 def _parts(language: str) -> list[str]:
     return re.split("[-_]", language.lower())

@@ -15,6 +15,9 @@ VERSIONS = ("2018-10", "2018-11", "2019-11")
   abbreviation (4da86c3).
 """
 
+_MOST_CHARACTERS = 1000  # of a token
+_TOO_LONG = re.compile(f"[^{SPACE}]{{{_MOST_CHARACTERS + 1}}}")
+
 
 def check_version(moses: str) -> str:
     """The version, if there is one of that name."""
@@ -36,24 +39,20 @@ def clean_line(line: str) -> str:
     return SPACES.sub(" ", line).strip(" ")
 
 
-def moses_filter(
-    *, min_tokens: int, max_tokens: int, ratio: float = 9.0, max_characters: int = 1000
-) -> Callable[[str, str], str | None]:
+def moses_filter(*, min_tokens: int, max_tokens: int, ratio: float = 9.0) -> Callable[[str, str], str | None]:
     """Return why a pair of lines, as ``clean_line`` leaves them, is dropped by ``clean-corpus-n.perl``, or None.
 
     Args:
         min_tokens, max_tokens: a side, both included.
         ratio: the longer side has at most this many times the tokens of the shorter.
-        max_characters: of a token.
     """
-    if not (1 <= min_tokens <= max_tokens and ratio >= 1 and max_characters >= 1):
+    if not (1 <= min_tokens <= max_tokens and ratio >= 1):
         raise UserError(
-            f"clean: got min_tokens {min_tokens}, max_tokens {max_tokens}, ratio {ratio:g}, max_characters "
-            f"{max_characters}; expected 1 <= min_tokens <= max_tokens, ratio and max_characters 1 or more"
+            f"clean: got min_tokens {min_tokens}, max_tokens {max_tokens}, ratio {ratio:g}; expected 1 <= min_tokens "
+            "<= max_tokens and ratio 1 or more"
         )
-    too_long = re.compile(f"[^{SPACE}]{{{max_characters + 1}}}")
     fewer, more = f"fewer than {min_tokens} tokens", f"more than {max_tokens} tokens"
-    uneven, wide = f"length ratio above {ratio:g}", f"a token of more than {max_characters} characters"
+    uneven, wide = f"length ratio above {ratio:g}", f"a token of more than {_MOST_CHARACTERS} characters"
 
     def reason(source: str, target: str) -> str | None:
         if not source or not target:
@@ -66,7 +65,7 @@ def moses_filter(
         if sources / targets > ratio or targets / sources > ratio:
             return uneven
         for line in (source, target):
-            if len(line) > max_characters and too_long.search(line):
+            if len(line) > _MOST_CHARACTERS and _TOO_LONG.search(line):
                 return wide
         return None
 

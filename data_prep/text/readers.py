@@ -1,4 +1,4 @@
-"""From the bytes of a file to the lines of text in it: SGM, the two formats of IWSLT; and what is no text at all.
+"""From the lines of a file to the lines of text in it: SGM and the two formats of IWSLT.
 
 Readers take and give lines without their ends; they split nowhere else than the file was split, at ``\\n``.
 """
@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from scripts.common.errors import UserError
-from scripts.common.files import POINTER
 
 _LONGEST_SEGMENT = 100_000  # characters
 _BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do
@@ -74,40 +73,3 @@ READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
     "iwslt_xml": iwslt_xml,
 }
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
-
-HEAD = 1 << 14  # bytes by which a file's kind is told
-_SAVE = "save it as plain text in UTF-8, one sentence a line"
-_MARKED_UP = (
-    rb"(?:\xef\xbb\xbf)?\s*<(?i:\?xml|!doctype|html|tmx|xliff|mteval|srcset|refset|tstset)\b",
-    "marked up (XML, SGM, TMX or HTML)",
-    "take the sentences out of it, one a line",
-)
-_OTHER_KINDS = (
-    (re.escape(POINTER), "a pointer of Git LFS in place of the file", "git lfs pull, in the repository it is from"),
-    (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff", "text in UTF-16 or UTF-32", "iconv -f UTF-16 -t UTF-8 {file} > NEW"),
-    (rb"%PDF-", "a PDF document", "pdftotext {file} NEW, then one sentence a line"),
-    (rb"PK\x03\x04(?s:.*)(\[Content_Types\]\.xml|mimetype)", "a document of an office program", _SAVE),
-    (rb"\{\\rtf", "a document in RTF", _SAVE),
-    (rb"PK(\x03\x04|\x05\x06)", "a zip archive", "unzip {file}"),
-    (rb"(?s:.{257})ustar", "a tar archive", "tar -xf {file}"),
-    (rb"\x1f\x8b", "compressed with gzip", "zcat {file} > NEW"),
-    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed with bzip2", "bzcat {file} > NEW"),
-    (rb"\xfd7zXZ\0", "compressed with xz", "xzcat {file} > NEW"),
-    (rb"\x28\xb5\x2f\xfd", "compressed with zstd", "zstdcat {file} > NEW"),
-)
-
-
-def check_kind(what: str, name: str, head: bytes, *, own: bool = False) -> None:
-    """Refuse what is no text in UTF-8.
-
-    Args:
-        what: the file, as the message is to name it.
-        name: its name, for the command that converts it.
-        head: its first ``HEAD`` bytes.
-        own: text of the user's, which is not to be marked up.
-    """
-    for magic, kind, how in _OTHER_KINDS + (_MARKED_UP,) * own:
-        if re.match(magic, head):
-            raise UserError(f"{what} is {kind}, expected plain text in UTF-8: {how.format(file=name)}")
-    if 4 * head.count(0) > len(head):
-        raise UserError(f"{what} is text in UTF-16, or no text: iconv -f UTF-16LE (or UTF-16BE) -t UTF-8 {name} > NEW")

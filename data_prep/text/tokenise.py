@@ -237,13 +237,6 @@ _NOT_OF_MOSES = {
 of Swedish that came in 2020. Tamil and the languages that Moses got in 2019 have the lists of then in every state."""
 
 
-def known_to_moses(language: str) -> bool:
-    """Return True if Moses has abbreviations of a language."""
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    return rules_of(language) in NonbreakingPrefixes().available_langs.values()
-
-
 def _prefixes(language: str, moses: str) -> tuple[AbstractSet[str], AbstractSet[str]]:
     """Words after which a dot is no end: always, and before digits."""
     from sacremoses.corpus import NonbreakingPrefixes  # half a second, which most commands do without

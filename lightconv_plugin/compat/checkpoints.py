@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import errno
 import os
 import pickle
 import re
 import shutil
 import sys
+import types
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -91,7 +93,7 @@ def refuse_damaged_checkpoints() -> None:
         except Exception as error:
             if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
                 raise
-            raise CheckpointError(_why_unreadable(path, error)) from None
+            raise CheckpointError(why_unreadable(path, error)) from None
 
 
 def damage(path: str | Path) -> str | None:
@@ -130,7 +132,8 @@ _REFUSED = re.compile(  # in torch's words
 )
 
 
-def _why_unreadable(path: str, error: Exception) -> str:
+def why_unreadable(path: str, error: Exception) -> str:
+    """Say what a file is in place of a checkpoint, and what to do."""
     if refused := _REFUSED.search(str(error)):
         return (
             f"{path}: refused, because it asks for {refused[1] or refused[2]}, which is not among the types that a "
@@ -144,28 +147,13 @@ def _why_unreadable(path: str, error: Exception) -> str:
     elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
         found = "it does not hold what a checkpoint holds"  # torch's text is advice to read it without the check
     else:
-        lines = str(error).strip().splitlines() or ["no message"]
-        found = f"{type(error).__name__}: {lines[0][:200]}"
+        found = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     size = os.path.getsize(path) if os.path.exists(path) else 0
     return (
         f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {found}). The file is damaged, truncated or "
         "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "
         "--restore-file checkpoint_best.pt)."
     )
-
-
-def save(state: Any, file: IO[bytes]) -> None:
-    """Save with torch, which hides a full disk behind a complaint of its own.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    try:
-        torch.save(state, file)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
 
 
 def write_state(state: Any, path: Path) -> None:
@@ -175,7 +163,10 @@ def write_state(state: Any, path: Path) -> None:
         OSError: it cannot be written; ``path`` is as it was.
     """
     with whole_file(path) as file:
-        save(state, file)
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch hides a full disk behind a complaint of its own
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 @contextmanager
@@ -230,17 +221,6 @@ def save_checkpoints_whole() -> None:
         return dst_path
 
 
-class _Overlay:
-    """An object as it is, but for some attributes."""
-
-    def __init__(self, whole: Any, **changed: Any) -> None:
-        self._whole = whole
-        vars(self).update(changed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._whole, name)
-
-
 def keep_updates_at_epoch_ends() -> None:
     """All versions: `checkpoint_E_U.pt` is written after every --save-interval-updates.
 
@@ -257,5 +237,10 @@ def keep_updates_at_epoch_ends() -> None:
             return original(cfg, trainer, epoch_itr, val_loss)
         # fairseq goes on from checkpoint_last.pt: a kill before it is written makes both of the others again
         if not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0:
-            original(_Overlay(cfg, no_last_checkpoints=True), trainer, epoch_itr, val_loss)
-        return original(cfg, trainer, _Overlay(epoch_itr, end_of_epoch=lambda: False), val_loss)
+            without_last = copy.copy(cfg)
+            without_last.no_last_checkpoints = True
+            original(without_last, trainer, epoch_itr, val_loss)
+        within = types.SimpleNamespace(
+            epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict
+        )
+        return original(cfg, trainer, within, val_loss)

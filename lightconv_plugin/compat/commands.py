@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -12,6 +14,15 @@ from typing import Any
 from torch import Tensor
 
 from lightconv_plugin.compat.shim import Original, shim
+
+
+def leave_out_what_says_nothing() -> None:
+    """All versions: hydra and torch warn in twenty lines a command of how fairseq calls them, which works."""
+    logging.getLogger("hydra").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="hydra")
+    warnings.filterwarnings("ignore", message=r"\s*'config' is validated")
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true but no accelerator")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq|torch\.nn\.utils\.weight_norm")
 
 
 def help_with_model_options() -> None:

@@ -34,8 +34,7 @@ def write_safetensors(state: dict[str, Any], path: Path) -> None:
     names: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in state["model"].items():
-        # an empty tensor's address says nothing
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if (first := names.setdefault(place, name)) != name:
             tied[name] = first
     own = {name: tensor.contiguous().clone() for name, tensor in state["model"].items() if name not in tied}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +16,12 @@ def shim(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., 
     def put(around: Callable[..., Any]) -> Callable[..., Any]:
         original = getattr(owner, name)
 
+        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs)
 
-        # TorchScript reads the source of the original, but the globals of what stands in its place
-        known = getattr(original, "__globals__", call.__globals__)
-        wrapper = functools.update_wrapper(types.FunctionType(call.__code__, known, closure=call.__closure__), original)
         static = isinstance(inspect.getattr_static(owner, name), staticmethod)
-        setattr(owner, name, staticmethod(wrapper) if static else wrapper)
+        setattr(owner, name, staticmethod(call) if static else call)
         return around
 
     return put

@@ -38,22 +38,6 @@ def restore_numpy_compat() -> None:
             return original(*args, **kwargs)
 
 
-def embed_positions_of_empty_batches() -> None:
-    """All versions: sinusoids of no sentences, or of sentences without words, are none.
-
-    fairseq leaves a size to be worked out, which cannot be for an empty tensor.
-    """
-    from fairseq.modules import SinusoidalPositionalEmbedding
-
-    @shim(SinusoidalPositionalEmbedding, "forward")
-    def none_for_none(
-        original: Original, self: Any, input: Any, incremental_state: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        if input.numel() == 0 and incremental_state is None:
-            return self.weights.new_empty(*input.shape, self.embedding_dim)
-        return original(self, input, incremental_state, *args, **kwargs)
-
-
 def train_in_bfloat16_without_tpu() -> None:
     """All versions: `--bf16` on a GPU or CPU.
 
@@ -133,12 +117,6 @@ def _on_cpu(cfg: Any) -> bool:
     return not cfg.common.tpu and (cfg.common.cpu or not torch.cuda.is_available())
 
 
-def _launched_processes() -> int:
-    """Return how many processes torchrun started; 1 where it did not start this one."""
-    launched = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
-    return int(os.environ["WORLD_SIZE"]) if launched else 1
-
-
 def train_data_parallel_on_cpu() -> None:
     """All torch versions, on CPUs only: `torchrun --nproc_per_node N -m fairseq_cli.train ... --cpu` trains one model.
 
@@ -162,9 +140,9 @@ def train_data_parallel_on_cpu() -> None:
 
 
 def _use_launched_processes(cfg: Any) -> None:
-    processes = _launched_processes()
     if cfg.distributed_backend == "nccl":
         cfg.distributed_backend = "gloo"
+    processes = int(os.environ.get("WORLD_SIZE", 1))  # as torchrun says it
     if cfg.distributed_init_method is None and processes > 1:
         cfg.distributed_init_method = "env://"
         cfg.distributed_world_size = processes
@@ -196,7 +174,7 @@ def divide_by_the_loss_scale_once() -> None:
 
 
 def refuse_what_cannot_train() -> None:
-    """All versions: mistakes get a sentence instead of a deep error, a silent second training, or no checkpoint."""
+    """All versions: mistakes get a sentence instead of a deep error, or no checkpoint."""
     from fairseq.trainer import Trainer
 
     @shim(Trainer, "__init__")
@@ -206,15 +184,6 @@ def refuse_what_cannot_train() -> None:
                 "python -O leaves out asserts, in one of which fairseq writes checkpoint_last.pt and "
                 "checkpoint_best.pt: train without -O (and without PYTHONOPTIMIZE)."
             )
-        if hasattr(cfg, "common") and _on_cpu(cfg):
-            if cfg.common.fp16:
-                raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
-            processes = _launched_processes()
-            if processes > 1 and cfg.distributed_training.distributed_world_size == 1:
-                part = "distributed_training.distributed_"
-                raise SetupError(
-                    f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
-                    f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
-                    f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
-                )
+        if hasattr(cfg, "common") and _on_cpu(cfg) and cfg.common.fp16:
+            raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
         return original(self, cfg, *args, **kwargs)

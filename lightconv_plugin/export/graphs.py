@@ -10,40 +10,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.models.transformer import (
-    TransformerDecoder,
-    TransformerDecoderBase,
-    TransformerEncoder,
-    TransformerEncoderBase,
-)
-from fairseq.modules import AdaptiveInput, MultiheadAttention, SinusoidalPositionalEmbedding
-from fairseq.modules.learned_positional_embedding import LearnedPositionalEmbedding
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayer,
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayer,
-    TransformerEncoderLayerBase,
-)
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder, embed_step
-from lightconv_plugin.models.language_model import AdaptiveEmbedding
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder, LightConvEncoder
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import AverageAttention, DynamicConv, LightweightConv, SelfAttention, StandardConv
 from lightconv_plugin.modules.window import IncrementalState, StepByStep
-from lightconv_plugin.ops.fused.training import masked_softmax
-
-_ENCODERS = (LightConvEncoder, TransformerEncoderBase, TransformerEncoder)
-_DECODERS = (LightConvDecoder, TransformerDecoderBase, TransformerDecoder)
-_LAYERS = (
-    EncoderBlock,
-    DecoderBlock,
-    TransformerEncoderLayerBase,
-    TransformerEncoderLayer,
-    TransformerDecoderLayerBase,
-    TransformerDecoderLayer,
-)
+from lightconv_plugin.ops.fused.train import masked_softmax
 
 
 class ExportError(Exception):
@@ -67,11 +42,8 @@ class Encoder(nn.Module):
         super().__init__()
         model = copy.deepcopy(model)
         self.encoder: Any = model.encoder
-        _check(self.encoder, _ENCODERS, "encoder")
+        _check(self.encoder, LightConvEncoder, EncoderBlock)
         self.encoder.embed_positions = _positions(self.encoder)
-        for layer in self.encoder.layers:
-            if isinstance(layer, TransformerEncoderLayerBase):
-                layer.self_attn = FullAttention(layer.self_attn)
         self.source = nn.ModuleList(SourceKeys(layer.encoder_attn) for layer in model.decoder.layers)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
@@ -82,7 +54,6 @@ class Encoder(nn.Module):
         x = x.transpose(0, 1)
         for layer in encoder.layers:
             x = layer(x, encoder_padding_mask=padding)
-            x = x[0] if isinstance(x, tuple) else x
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
         return [padding, *(tensor for source in self.source for tensor in source(x))]
@@ -94,21 +65,13 @@ class Step(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.decoder: Any = copy.deepcopy(model.decoder)
-        _check(self.decoder, _DECODERS, "decoder")
+        _check(self.decoder, LightConvDecoder, DecoderBlock)
         decoder = self.decoder
         decoder.embed_positions = _positions(decoder)
-        if isinstance(decoder.embed_tokens, AdaptiveInput):
-            decoder.embed_tokens.__class__ = AdaptiveEmbedding  # which in a graph looks up every word in every band
-        elif type(decoder.embed_tokens) is not nn.Embedding:
-            raise ExportError(f"its words' embeddings are a {type(decoder.embed_tokens).__name__}; expected a table")
         for layer in decoder.layers:
             if layer.encoder_attn is not None:
                 layer.encoder_attn = SourceAttentionStep(layer.encoder_attn)
-            if isinstance(layer, TransformerDecoderLayerBase):
-                if layer.cross_self_attention:
-                    raise ExportError("it has --cross-self-attention; expected attention to the source apart")
-                layer.self_attn = SelfAttentionStep(layer.self_attn)
-            elif isinstance(layer.mixer, SelfAttention):
+            if isinstance(layer.mixer, SelfAttention):
                 layer.mixer = SelfAttentionStep(layer.mixer)
         self.states = [state for layer in decoder.layers for state in _states(layer)]
         softmax = decoder.adaptive_softmax
@@ -136,15 +99,12 @@ class Step(nn.Module):
             entry = {**entry, state.part: tensor.index_select(1, order)}
             state.module.set_incremental_state(incremental_state, entry)
         positions = None if decoder.embed_positions is None else decoder.embed_positions.at(position)
-        x = embed_step(decoder, tokens.reshape(1, -1), positions)
+        x = decoder.embed(tokens.reshape(1, -1), positions)
         for number, layer in enumerate(decoder.layers):
-            if not source:
-                x = layer(x, incremental_state=incremental_state)[0]
-                continue
-            padding, keys, values = source[0], source[1 + 2 * number], source[2 + 2 * number]
-            layer.encoder_attn.hold(incremental_state, tokens.shape[1], keys, values)
-            # fairseq's layers attend where a source is given at all; what they read of it is held already
-            x = layer(x, x, padding, incremental_state)[0]
+            if source:
+                keys, values = source[1 + 2 * number : 3 + 2 * number]
+                layer.encoder_attn.hold(incremental_state, tokens.shape[1], keys, values)
+            x = layer(x, None, source[0] if source else None, incremental_state)[0]
         if decoder.layer_norm is not None:
             x = decoder.layer_norm(x)
         if decoder.project_out_dim is not None:
@@ -186,14 +146,12 @@ class Positions(nn.Module):
 
 
 class _Attention(StepByStep):
-    """Attention's four maps, taken from ours or fairseq's."""
+    """Attention's four maps, taken from a model's."""
 
     def __init__(self, own: Any) -> None:
         super().__init__(causal=True)
-        if type(own) not in (MultiheadAttention, SourceAttention, SelfAttention):
-            raise ExportError(f"it attends by {type(own).__name__}; expected fairseq's MultiheadAttention")
-        if getattr(own, "bias_k", None) is not None or getattr(own, "add_zero_attn", False):
-            raise ExportError("its attention has keys beside those of the words; expected those of the words alone")
+        if type(own) not in (SourceAttention, SelfAttention):
+            raise ExportError(f"it attends by {type(own).__name__}; expected the attention of this plugin's models")
         self.heads: int = own.heads if isinstance(own, SelfAttention) else own.num_heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = own.q_proj, own.k_proj, own.v_proj, own.out_proj
 
@@ -206,16 +164,6 @@ class _Attention(StepByStep):
         q = self.split(self.q_proj(query))
         weights = masked_softmax(q @ keys / q.shape[-1] ** 0.5, seen)
         return self.out_proj((weights @ values).transpose(1, 2).reshape(query.shape))
-
-
-class FullAttention(_Attention):
-    """Self-attention of fairseq's encoder."""
-
-    def forward(self, query: Tensor, key_padding_mask: Tensor, **_options: Any) -> tuple[Tensor, None]:
-        """(T, B, C) to (T, B, C); padding (B, T)."""
-        x = query.transpose(0, 1)
-        keys, values = self.split(self.k_proj(x)).transpose(2, 3), self.split(self.v_proj(x))
-        return self.attend(x, keys, values, ~key_padding_mask[:, None, None, :]).transpose(0, 1), None
 
 
 class SourceKeys(_Attention):
@@ -247,14 +195,12 @@ class SourceAttentionStep(_Attention):
 class SelfAttentionStep(_Attention):
     """A step's attention to its own past, whose keys and values grow by one a step."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: SelfAttention) -> None:
         super().__init__(own)
-        self.window: int | None = getattr(own, "window_size", None)
+        self.window = own.window_size
 
-    def forward(
-        self, query: Tensor, key: Tensor | None = None, *, incremental_state: IncrementalState, **_options: Any
-    ) -> Any:
-        """(1, N, C) to (1, N, C); with a None beside it where ``key`` is given, as fairseq's layers do."""
+    def forward(self, query: Tensor, *, incremental_state: IncrementalState) -> Tensor:
+        """(1, N, C) to (1, N, C)."""
         past = self.get_incremental_state(incremental_state)
         keys = torch.cat([past["keys"], self.k_proj(query)])
         values = torch.cat([past["values"], self.v_proj(query)])
@@ -263,31 +209,18 @@ class SelfAttentionStep(_Attention):
         if self.window is not None:
             seen = torch.arange(keys.shape[0], device=keys.device).flip(0) < self.window
         own_keys = self.split(keys.transpose(0, 1)).transpose(2, 3)
-        out = self.attend(query.transpose(0, 1), own_keys, self.split(values.transpose(0, 1)), seen).transpose(0, 1)
-        return out if key is None else (out, None)
-
-    def _get_input_buffer(self, _incremental_state: IncrementalState) -> dict[str, Tensor]:
-        """fairseq's layers ask for it, and use it with --cross-self-attention alone."""
-        return {}
+        return self.attend(query.transpose(0, 1), own_keys, self.split(values.transpose(0, 1)), seen).transpose(0, 1)
 
 
-def _check(stack: Any, known: tuple[type, ...], side: str) -> None:
-    if type(stack) not in known:
-        raise ExportError(
-            f"its {side} is a {type(stack).__name__}; expected LightConv, DynamicConv or fairseq's Transformer"
-        )
-    for layer in stack.layers:
-        if type(layer) not in _LAYERS:
-            raise ExportError(f"a layer is a {type(layer).__name__}; expected {', '.join(t.__name__ for t in _LAYERS)}")
+def _check(stack: Any, kind: type, layer: type) -> None:
+    for part, expected in [(stack, kind), *((own, layer) for own in stack.layers)]:
+        if type(part) is not expected:
+            raise ExportError(f"a part of it is a {type(part).__name__}; expected {expected.__name__}, a model of ours")
 
 
 def _positions(stack: Any) -> Positions | None:
     own = stack.embed_positions
-    if own is None:
-        return None
-    if type(own) not in (SinusoidalPositionalEmbedding, LearnedPositionalEmbedding):
-        raise ExportError(f"its positions are a {type(own).__name__}; expected sinusoids or a learned table")
-    return Positions(own, int(stack.max_positions()))
+    return None if own is None else Positions(own, int(stack.max_positions()))
 
 
 def _states(layer: Any) -> list[State]:

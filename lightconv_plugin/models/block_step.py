@@ -4,24 +4,44 @@ What lies between a block's matrix products would otherwise take longer than the
 many too, where products are computed in bfloat16.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import Dropout, DynamicConv, IncrementalState, LightweightConv, is_plain, packed_weight
+from lightconv_plugin.models.source_attention import SourceAttention
+from lightconv_plugin.modules import (
+    ConvModule,
+    Dropout,
+    DynamicConv,
+    IncrementalState,
+    LightweightConv,
+    is_plain,
+    packed_weight,
+)
+
+# The parts that the operator does: the classes that they may have, by the last part of the name.
+PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "mixer": (ConvModule,),
+    "conv": (LightweightConv, DynamicConv),
+    "encoder_attn": (SourceAttention,),
+    "layer_norm": (nn.LayerNorm,),
+    **dict.fromkeys(("dropout", "input_dropout", "weight_dropout", "dropout_module"), (Dropout,)),
+    **dict.fromkeys(("in_proj", "weight_linear", "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"), (nn.Linear,)),
+}
+RESIDUALS = ("mixer_residual", "encoder_attn_residual", "ffn_residual")
 
 
-def can_step(block: Any, kinds: Mapping[str, tuple[type[nn.Module], ...]], x: Tensor) -> bool:
+def can_step(block: Any, own: tuple[type[nn.Module], type[nn.Module]], x: Tensor) -> bool:
     """Return True if one operator can do a step of a ``DecoderBlock``. Slow: it walks through all modules.
 
     Args:
         block: the block.
-        kinds: the classes that each module in the block may have, by the last part of its name. No others may be there.
+        own: the classes of its residual connections and of its feed-forward network.
         x: the block's input (1, N, C).
     """
+    kinds = {**PARTS, **dict.fromkeys(RESIDUALS, own[:1]), "ffn": own[1:]}
     parts = dict(block.named_modules())
     del parts[""]  # the block itself, which is called
     for name, part in parts.items():
@@ -29,7 +49,7 @@ def can_step(block: Any, kinds: Mapping[str, tuple[type[nn.Module], ...]], x: Te
             return False
     if block.encoder_attn is None:
         return False
-    conv, residuals = block.mixer.conv, (block.mixer_residual, block.encoder_attn_residual, block.ffn_residual)
+    conv, residuals = block.mixer.conv, [block._modules[name] for name in RESIDUALS]
     predictor = getattr(conv, "weight_linear", None)
     if (
         conv.normalization != "softmax"
@@ -56,8 +76,7 @@ def maps_and_norms(block: Any) -> tuple[list[Any], list[Any]]:
     conv = mixer["conv"]
     kernels = conv if type(conv) is LightweightConv else conv._modules["weight_linear"]
     maps = [mixer["in_proj"], kernels, mixer["out_proj"], attention["q_proj"], attention["out_proj"]]
-    residuals = (parts[name]._modules for name in ("mixer_residual", "encoder_attn_residual", "ffn_residual"))
-    return [*maps, ffn["fc1"], ffn["fc2"]], [residual["layer_norm"] for residual in residuals]
+    return [*maps, ffn["fc1"], ffn["fc2"]], [parts[name]._modules["layer_norm"] for name in RESIDUALS]
 
 
 def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
@@ -69,11 +88,25 @@ def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
     return found
 
 
-def step(block: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
-    """The newest position (1, N, C) to (1, N, C), of a block that ``can_step``; None for what its parts must do.
+def step(
+    block: Any,
+    own: tuple[type[nn.Module], type[nn.Module]],
+    x: Tensor,
+    incremental_state: IncrementalState,
+    need_weights: bool,
+) -> Tensor | None:
+    """The newest position (1, N, C) to (1, N, C); None for what the block's parts must do.
 
-    That is many rows in float32. The states of the convolution and the attention are there from the second step on.
+    That is what they make states in, the first step of a search, for all of which it decides if the block ``can_step``;
+    and weights of attention, several positions, and many rows in float32.
     """
+    entry: Any = incremental_state.get(block._owner)
+    if entry is None:
+        at_once: Any = can_step(block, own, x[:1])
+        incremental_state[block._owner] = {"at_once": at_once}
+        return None
+    if not entry["at_once"] or need_weights or x.shape[0] != 1:
+        return None
     maps, norms = maps_and_norms(block)
     found = [packed_weight(layer) for layer in maps if isinstance(layer, nn.Linear)]
     packed = [weight for weight in found if weight is not None]

@@ -4,8 +4,6 @@ Embeddings, positions, the output layer and the walk through the blocks are thos
 paper, which only replaced self-attention.
 """
 
-import functools
-import itertools
 from typing import Any
 
 import torch
@@ -17,8 +15,9 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.config import LightConvConfig
-from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock, PluginModel
-from lightconv_plugin.models.resolve import resolve
+from lightconv_plugin.models.hub import PluginModel
+from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
+from lightconv_plugin.models.resolve import check_bands, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import (
     AverageAttention,
@@ -43,11 +42,6 @@ class LightConvEncoder(TransformerEncoderBase):
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         block = EncoderBlock(cfg, next(self._kernel_sizes))
         return checkpoint_wrapper(block) if cfg.checkpoint_activations else block
-
-    def for_search(self) -> "LightConvEncoder":
-        """Return the encoder for searches: where products are computed in bfloat16, a copy with packed weights."""
-        copied: LightConvEncoder = with_packed_weights(self)
-        return copied
 
     def forward_scriptable(
         self,
@@ -88,43 +82,6 @@ class LightConvEncoder(TransformerEncoderBase):
         }
 
 
-def embed_step(decoder: Any, tokens: Tensor, positions: Tensor | None) -> Tensor:
-    """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
-    x: Tensor = decoder.embed_scale * decoder.embed_tokens(tokens)
-    if decoder.project_in_dim is not None:
-        x = decoder.project_in_dim(x)
-    if positions is not None:
-        x = x + positions
-    return x if decoder.layernorm_embedding is None else decoder.layernorm_embedding(x)
-
-
-def check_bands(cfg: Any, kind: str, types: int) -> None:
-    """Refuse cut-offs that do not part a dictionary of ``types`` into bands, and bands without a width.
-
-    Args:
-        cfg: as ``resolve`` gives it.
-        kind: "softmax" or "input", as in --adaptive-softmax-cutoff.
-        types: size of the dictionary.
-
-    Raises:
-        ValueError: the cut-offs do not rise, or end beyond the dictionary, or the last band's width is below 1.
-    """
-    cutoffs, factor = (getattr(cfg, f"adaptive_{kind}_{name}") for name in ("cutoff", "factor"))
-    if not cutoffs:
-        return
-    flag, width = f"--adaptive-{kind}", cfg.decoder.output_dim if kind == "softmax" else cfg.decoder.input_dim
-    if cutoffs[-1] > types:
-        raise ValueError(f"{flag}-cutoff {cutoffs} goes beyond the dictionary's {types} types; give smaller cut-offs")
-    if any(low >= high for low, high in itertools.pairwise([0, *cutoffs])):
-        raise ValueError(f"{flag}-cutoff is {cutoffs}; expected numbers that rise, from 1 on")
-    narrower = len(cutoffs) - (cutoffs[-1] == types)
-    if factor <= 0 or width < factor**narrower:
-        raise ValueError(
-            f"{flag}-factor {factor} leaves the last of {narrower + 1} bands no width, with {width} in the first; "
-            "give a smaller factor from 1 on, or fewer cut-offs"
-        )
-
-
 class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
@@ -148,12 +105,17 @@ class LightConvDecoder(TransformerDecoderBase):
             return features
         return apply_linear(self.output_projection, features)
 
-    @functools.cached_property
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
+        """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""
+        return None
+
+    # ---- for searches, which take a step at a time ----
+
+    @property
     def stateful(self) -> list[Any]:
-        """The modules that keep something from step to step, as they were when the last search began."""
-        return [
-            module for module in self.modules() if hasattr(module, "reorder_incremental_state") and module is not self
-        ]
+        """The modules in it that keep something from step to step."""
+        parts = dict.fromkeys(modules_of(self)[1:])
+        return [part for part in parts if hasattr(type(part), "reorder_incremental_state")]
 
     def reserve_positions(self, count: int) -> None:
         """Have embeddings for so many positions; learned ones are as many as they are."""
@@ -161,20 +123,23 @@ class LightConvDecoder(TransformerDecoderBase):
             tokens = self.embed_positions.weights.new_zeros(1, count, dtype=torch.long)
             self.embed_positions(tokens, incremental_state={})
 
-    def for_search(self) -> "LightConvDecoder":
-        """Return the decoder for searches: where products are computed in bfloat16, a copy with packed weights."""
-        copied: LightConvDecoder = with_packed_weights(self)
-        return copied
-
     def read_source(self, encoder_out: dict[str, list[Tensor]], incremental_state: IncrementalState, rows: int) -> None:
         """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
-        self.__dict__.pop("stateful", None)
         (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
         numbers = torch.arange(len(padding), device=padding.device).unsqueeze(1).repeat(1, rows // len(padding))
         source, sentence = source.transpose(0, 1).contiguous(), numbers.flatten()
         for module in self.stateful:
             if isinstance(module, SourceAttention):
                 module.read(source, padding, sentence if ops.takes("attend", source) else numbers, incremental_state)
+
+    def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
+        x: Tensor = self.embed_scale * self.embed_tokens(tokens)
+        if self.project_in_dim is not None:
+            x = self.project_in_dim(x)
+        if positions is not None:
+            x = x + positions
+        return x if self.layernorm_embedding is None else self.layernorm_embedding(x)
 
     def step(self, newest: Tensor, position: Tensor, incremental_state: IncrementalState) -> Tensor:
         """Take a step of which every number is a tensor, so that a captured graph of it serves all steps.
@@ -199,7 +164,7 @@ class LightConvDecoder(TransformerDecoderBase):
             if newest.ndim == 2:
                 position = position + torch.arange(newest.shape[1], device=position.device)
             positions = table[self.padding_idx + 1 :].index_select(0, position).unsqueeze(1)
-        x = self.dropout_module(embed_step(self, tokens, positions))
+        x = self.dropout_module(self.embed(tokens, positions))
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]
         if self.layer_norm is not None:
@@ -209,21 +174,8 @@ class LightConvDecoder(TransformerDecoderBase):
         logits = self.output_layer(x)
         return logits.squeeze(0) if newest.ndim == 1 else logits.transpose(0, 1)
 
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: IncrementalState | None = None,
-        *others: Any,
-        **options: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """As fairseq's: features (B, T, C), and the attention and inner states."""
-        if incremental_state is not None and not incremental_state:
-            self.__dict__.pop("stateful", None)  # a search begins: its modules are those that are there now
-        return super().extract_features(prev_output_tokens, encoder_out, incremental_state, *others, **options)
-
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues hypothesis new_order[b]. Spares the walk through all modules at every step."""
+        """Hypothesis b continues hypothesis new_order[b]."""
         for module in self.stateful:
             module.reorder_incremental_state(incremental_state, new_order)
 
@@ -244,10 +196,6 @@ class LightConvDecoder(TransformerDecoderBase):
                 module.reorder_within_sentences(incremental_state, new_order, kept)
             else:
                 module.reorder_incremental_state(incremental_state, new_order)
-
-    def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
-        """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""
-        return None
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)
@@ -282,6 +230,10 @@ class LightConvModel(PluginModel, TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: nn.Module) -> LightConvDecoder:
         return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def for_search(self) -> tuple[Any, Any]:
+        """Return encoder and decoder for a search: copies with packed weights where products are in bfloat16."""
+        return with_packed_weights(self.encoder), with_packed_weights(self.decoder)
 
     def graph_refusal(self) -> str | None:
         """Return why a captured graph cannot hold a step of decoding, in words; None if one can."""

@@ -9,9 +9,9 @@ from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
 from lightconv_plugin.models.config import LightConvLanguageModelConfig
-from lightconv_plugin.models.encoder_decoder import LightConvDecoder, check_bands
-from lightconv_plugin.models.layers import PluginModel
-from lightconv_plugin.models.resolve import BASE_DECODER, fill, resolve_common, resolve_side, to_namespace
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder
+from lightconv_plugin.models.hub import PluginModel
+from lightconv_plugin.models.resolve import BASE_DECODER, check_bands, fill, resolve_common, resolve_side, to_namespace
 
 
 def resolve_language_model(cfg: Any) -> TransformerConfig:

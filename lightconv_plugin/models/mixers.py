@@ -21,6 +21,26 @@ from lightconv_plugin.modules import (
 )
 
 
+def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
+    """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
+    stack, causal = getattr(cfg, side), side == "decoder"
+    match stack.conv_type:
+        case "lightweight":
+            return _conv_module(LightweightConv, cfg, side, kernel_size)
+        case "dynamic":
+            return _conv_module(DynamicConv, cfg, side, kernel_size)
+        case "standard":
+            return StandardConv(stack.embed_dim, kernel_size, causal=causal)
+        case "average":
+            return AverageAttention(stack.embed_dim, stack.ffn_embed_dim, causal=causal, dropout=cfg.relu_dropout)
+        case "attention" | "local_attention" as kind:
+            window = kernel_size if kind == "local_attention" else None
+            dropout = cfg.attention_dropout
+            return SelfAttention(stack.embed_dim, stack.attention_heads, window=window, causal=causal, dropout=dropout)
+        case unknown:
+            raise ValueError(f"--{side}-conv-type is {unknown}; expected one of {', '.join(CONV_TYPES)}")
+
+
 def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side: str, kernel_size: int) -> nn.Module:
     stack = getattr(cfg, side)
     query = {"query_dim": stack.query_dim, "query_heads": stack.query_heads} if conv is DynamicConv else {}
@@ -41,23 +61,3 @@ def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side
         input_dropout=cfg.input_dropout,
         query_dim=stack.query_dim,
     )
-
-
-def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
-    stack, causal = getattr(cfg, side), side == "decoder"
-    match stack.conv_type:
-        case "lightweight":
-            return _conv_module(LightweightConv, cfg, side, kernel_size)
-        case "dynamic":
-            return _conv_module(DynamicConv, cfg, side, kernel_size)
-        case "standard":
-            return StandardConv(stack.embed_dim, kernel_size, causal=causal)
-        case "average":
-            return AverageAttention(stack.embed_dim, stack.ffn_embed_dim, causal=causal, dropout=cfg.relu_dropout)
-        case "attention" | "local_attention" as kind:
-            window = kernel_size if kind == "local_attention" else None
-            dropout = cfg.attention_dropout
-            return SelfAttention(stack.embed_dim, stack.attention_heads, window=window, causal=causal, dropout=dropout)
-        case unknown:
-            raise ValueError(f"--{side}-conv-type is {unknown}; expected one of {', '.join(CONV_TYPES)}")

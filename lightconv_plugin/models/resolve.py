@@ -124,10 +124,6 @@ def resolve_common(args: Namespace) -> None:
     """Complete in place what the kinds of model share."""
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
-    for name in ("encoder_layerdrop", "decoder_layerdrop"):  # fairseq's parts look at none
-        p = getattr(args, name, 0.0)
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"--{name.replace('_', '-')} is {p}; expected a probability, 0 <= p <= 1")
     # an empty list takes an architecture's back
     args.adaptive_softmax_cutoff = utils.eval_str_list(args.adaptive_softmax_cutoff or None, type=int)
     shared = args.share_decoder_input_output_embed or getattr(args, "share_all_embeddings", False)
@@ -155,30 +151,15 @@ def resolve_side(args: Namespace, side: str) -> None:
     setattr(args, f"{side}_kernel_size_list", sizes)
     setattr(args, f"{side}_layers", len(sizes))
     kind = get("conv_type")
-    convolves = kind in ("lightweight", "dynamic")
-    if convolves and not _divides(get("conv_heads"), get("conv_dim")):
-        raise ValueError(
-            f"{flag}-conv-heads {get('conv_heads')} does not divide {flag}-conv-dim {get('conv_dim')}; "
-            f"choose a divisor (heads default to {flag}-attention-heads, the dimension to {flag}-embed-dim)"
-        )
-    if not convolves and get("conv_dim") != get("embed_dim"):
+    if kind not in ("lightweight", "dynamic") and get("conv_dim") != get("embed_dim"):
         raise ValueError(f"{flag}-conv-dim is for {flag}-conv-type lightweight or dynamic; got {kind}: leave it out")
     if kind != "dynamic" and (get("query_dim") is not None or get("query_heads") > 1):
         option = "heads" if get("query_dim") is None else "dim"
         raise ValueError(f"{flag}-query-{option} is for {flag}-conv-type dynamic; got {kind}: leave it out")
-    if not _divides(get("attention_heads"), get("embed_dim")):
-        raise ValueError(
-            f"{flag}-attention-heads {get('attention_heads')} does not divide {flag}-embed-dim {get('embed_dim')}; "
-            "choose a divisor"
-        )
-
-
-def _divides(heads: int, width: int) -> bool:
-    return 0 < heads <= width and width % heads == 0
 
 
 def _kernel_sizes(args: Namespace, side: str) -> list[int]:
-    """One width a layer, checked."""
+    """One width a layer."""
     sizes = list(getattr(args, f"{side}_kernel_size_list"))
     layers = getattr(args, f"{side}_layers")
     if getattr(args, f"{side}_conv_type") in WITHOUT_KERNEL:
@@ -190,10 +171,18 @@ def _kernel_sizes(args: Namespace, side: str) -> list[int]:
             f"--{side}-kernel-size-list has {len(sizes)} widths {sizes} for {layers} layers; give one width for each "
             f"layer, or one for all, or change --{side}-layers"
         )
-    even = [size for size in sizes if size % 2 == 0]
-    if side == "encoder" and even:
-        raise ValueError(
-            f'--encoder-kernel-size-list holds even widths {even}, for which "same" padding has no middle; '
-            "use odd ones, such as 3,7,15,31"
-        )
     return sizes
+
+
+def check_bands(cfg: Any, kind: str, types: int) -> None:
+    """Refuse cut-offs of the adaptive "softmax" or "input" that do not part a dictionary of ``types`` into bands.
+
+    Raises:
+        ValueError: they do not rise from above 0, or end beyond the dictionary.
+    """
+    cutoffs = getattr(cfg, f"adaptive_{kind}_cutoff") or []
+    if [0, *cutoffs] != sorted({0, *cutoffs}) or max(cutoffs, default=0) > types:
+        raise ValueError(
+            f"--adaptive-{kind}-cutoff is {cutoffs}; expected numbers that rise, from 1 to at most {types}, the types "
+            "of the dictionary"
+        )

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import Dropout, IncrementalState, OwnEntry, apply_linear, is_plain
+from lightconv_plugin.modules.window import check_heads
 
 _NO_SOURCE = "there is no source to attend to; give encoder_out, or build the model with --no-cross-attention"
 
@@ -19,6 +20,7 @@ class SourceAttention(OwnEntry, MultiheadAttention):
     """
 
     def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
+        check_heads(embed_dim, heads)
         super().__init__(
             embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
         )

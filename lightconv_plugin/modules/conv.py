@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import apply_linear, is_plain
+from lightconv_plugin.modules.linear import apply_linear
 from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_width
 from lightconv_plugin.ops.api import SequenceOptions as Options
 
@@ -39,6 +39,8 @@ class TimeConv(StepByStep):
         ValueError: heads that do not divide the channels, an even kernel that is not causal, a probability outside
             [0, 1), a kernel without weights, or an unknown dropconnect_per, normalization or backend.
     """
+
+    query_dim: int | None = None  # DynamicConv's
 
     def __init__(
         self,
@@ -75,34 +77,93 @@ class TimeConv(StepByStep):
         self.batch_first = batch_first
         self.backend = backend
 
-    @property
-    def dropconnect(self) -> float:
-        """The probability of dropping, whether weights are dropped now or not."""
-        return self.weight_dropout.p
-
-    @dropconnect.setter
-    def dropconnect(self, p: float) -> None:
-        self.weight_dropout.p = p
-
-    def check_features(self, x: Tensor, features: int, name: str = "x") -> None:
+    def check_features(self, x: Tensor, features: int | None, name: str) -> None:
         """Refuse inputs of another width than the module was made for."""
         if x.shape[-1] != features:
             raise ValueError(f"{type(self).__name__} was made for {features} channels of {name}; got {tuple(x.shape)}")
 
-    def step(
-        self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, return_state: bool, options: Options
-    ) -> Tensor:
-        """Convolve the newest positions with those before them; they are returned as they lie in x.
+    def predict(self, query: Tensor | None) -> Tensor:
+        """The kernels' logits: (H, K), or (T, B, H, K) from a query (T, B, Q), or however it lies."""
+        raise NotImplementedError
 
-        Args:
-            x: (T, B, C), or (B, T, C), as the options say.
-            weight: logits (H, K), or those of these positions, (..., H, K), which lie as x does.
-            incremental_state: where the inputs so far are kept.
-            return_state, options: those of whole sequences, of which a step takes batch_first alone.
+    def kernels(self, query: Tensor | None = None) -> Tensor:
+        """The kernels, normalised, of a query: x where the module has none of its own."""
+        return ops.normalize_kernel(self.predict(query), self.normalization)
 
-        Raises:
-            ValueError: no position, other options, or a module that also looks to the right.
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        incremental_state: Past = None,
+        query: Tensor | None = None,
+        *,
+        return_state: Literal[False] = False,
+        **options: Unpack[Options],
+    ) -> Tensor: ...
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        incremental_state: Past = None,
+        query: Tensor | None = None,
+        *,
+        return_state: Literal[True],
+        **options: Unpack[Options],
+    ) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self,
+        x: Tensor,
+        incremental_state: Past = None,
+        query: Tensor | None = None,
+        *,
+        return_state: bool = False,
+        **options: Unpack[Options],
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
+
+        DynamicConv's kernels come from ``query``: (T, B, query_dim) where given, from x otherwise; it lies as x does.
+        ``options``: batch_first, cu_seqlens, initial_state, bias, activation and residual, as ``ops.light_conv`` takes
+        them; with an incremental state batch_first alone.
         """
+        self.check_features(x, self.channels, "x")
+        if query is not None or self.query_dim is not None:
+            self.check_features(x if query is None else query, self.query_dim, "the query")
+        weight = self.predict(x if query is None else query)
+        options.setdefault("batch_first", self.batch_first)
+        normalization, dropconnect = self.normalization, self.weight_dropout.probability
+        if dropconnect > 0.0:
+            per_kernel = self.dropconnect_per == "kernel" and weight.ndim == 2
+            if per_kernel or incremental_state is not None:  # what is left is a kernel, for any backend
+                weight = ops.normalize_kernel(weight, normalization)
+                weight = weight if per_kernel else weight.expand(*x.shape[:2], self.heads, self.kernel_size)
+                weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
+        if incremental_state is not None:
+            return self._step(x, weight, incremental_state, normalization, return_state, options)
+        operator = ops.light_conv if self.query_dim is None else ops.dynamic_conv
+        return operator(
+            x,
+            weight,
+            padding_l=self.padding_l,
+            normalization=normalization,
+            dropconnect=dropconnect,
+            backend=self.backend,
+            return_state=return_state,
+            **options,
+        )
+
+    if TYPE_CHECKING:  # nn.Module's takes and returns anything
+        __call__ = forward
+
+    def _step(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        incremental_state: IncrementalState,
+        normalization: str,
+        return_state: bool,
+        options: Options,
+    ) -> Tensor:
+        """Convolve the newest positions with those before them."""
         batch_first = options["batch_first"]
         refused = [*(name for name in options if name != "batch_first"), *(["return_state"] if return_state else [])]
         if refused:
@@ -111,12 +172,6 @@ class TimeConv(StepByStep):
             x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
         self.check_step(x)
         saved = self.get_incremental_state(incremental_state)
-        normalization, dropconnect = self.normalization, self.weight_dropout.probability
-        if dropconnect > 0.0:  # what is left is a kernel, for any backend; drawn anew at each step
-            weight = ops.normalize_kernel(weight, normalization)
-            if self.dropconnect_per == "position":
-                weight = weight.expand(*x.shape[:2], self.heads, self.kernel_size)
-            weight, normalization = F.dropout(weight, dropconnect), "none"
         out, saved = ops.conv_step(x, weight, saved, normalization=normalization, backend=self.backend)
         self.set_incremental_state(incremental_state, saved)
         return out.transpose(0, 1) if batch_first else out
@@ -124,7 +179,7 @@ class TimeConv(StepByStep):
     def extra_repr(self) -> str:
         return (
             f"channels={self.channels}, kernel_size={self.kernel_size}, heads={self.heads}, causal={self.causal}, "
-            f"dropconnect={self.dropconnect} per {self.dropconnect_per}, "
+            f"dropconnect={self.weight_dropout.p} per {self.dropconnect_per}, "
             f"normalization={self.normalization}, backend={self.backend}"
         )
 
@@ -158,52 +213,9 @@ class LightweightConv(TimeConv):
         # seen as H filters of one input channel each, (H, 1, K), as the published models were started
         nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
 
-    def kernels(self, query: Tensor | None = None) -> Tensor:
-        """The kernels that x is convolved with, normalised: (H, K), whatever the query."""
-        return ops.normalize_kernel(self.weight, self.normalization)
-
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: Past = None,
-        *,
-        return_state: Literal[False] = False,
-        **options: Unpack[Options],
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self, x: Tensor, incremental_state: Past = None, *, return_state: Literal[True], **options: Unpack[Options]
-    ) -> tuple[Tensor, Tensor]: ...
-    def forward(
-        self, x: Tensor, incremental_state: Past = None, *, return_state: bool = False, **options: Unpack[Options]
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
-
-        ``options``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
-        ``ops.light_conv`` takes them; with an incremental state batch_first alone.
-        """
-        self.check_features(x, self.channels)
-        options.setdefault("batch_first", self.batch_first)
-        if incremental_state is not None:
-            return self.step(x, self.weight, incremental_state, return_state, options)
-        weight: Tensor = self.weight
-        normalization, dropconnect = self.normalization, self.weight_dropout.probability
-        if dropconnect > 0.0 and self.dropconnect_per == "kernel":  # what is left is a kernel, for any backend
-            weight, normalization, dropconnect = F.dropout(self.kernels(), dropconnect), "none", 0.0
-        return ops.light_conv(
-            x,
-            weight,
-            padding_l=self.padding_l,
-            normalization=normalization,
-            dropconnect=dropconnect,
-            backend=self.backend,
-            return_state=return_state,
-            **options,
-        )
-
-    if TYPE_CHECKING:  # nn.Module's takes and returns anything
-        __call__ = forward
+    def predict(self, query: Tensor | None) -> Tensor:
+        """The kernels' logits (H, K), whatever the query."""
+        return self.weight
 
 
 class DynamicConv(TimeConv):
@@ -247,74 +259,14 @@ class DynamicConv(TimeConv):
         # nn.Linear's own start, as the published models were started
         self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * self.kernel_size, bias=False)
 
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: Past = None,
-        query: Tensor | None = None,
-        *,
-        return_state: Literal[False] = False,
-        **options: Unpack[Options],
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: Past = None,
-        query: Tensor | None = None,
-        *,
-        return_state: Literal[True],
-        **options: Unpack[Options],
-    ) -> tuple[Tensor, Tensor]: ...
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: Past = None,
-        query: Tensor | None = None,
-        *,
-        return_state: bool = False,
-        **options: Unpack[Options],
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
-
-        The kernels come from ``query``: (T, B, query_dim) where given, from x otherwise; it lies as x does.
-        ``options``: as for ``LightweightConv``.
-        """
-        self.check_features(x, self.channels)
-        self.check_features(x if query is None else query, self.query_dim, "the query")
-        weight = self.predict(x if query is None else query)
-        options.setdefault("batch_first", self.batch_first)
-        if incremental_state is not None:
-            return self.step(x, weight, incremental_state, return_state, options)
-        return ops.dynamic_conv(
-            x,
-            weight,
-            padding_l=self.padding_l,
-            normalization=self.normalization,
-            dropconnect=self.weight_dropout.probability,
-            backend=self.backend,
-            return_state=return_state,
-            **options,
-        )
-
-    if TYPE_CHECKING:  # nn.Module's takes and returns anything
-        __call__ = forward
-
-    def kernels(self, query: Tensor) -> Tensor:
-        """The normalised kernels, (T, B, H, K), of a query (T, B, Q): x where the module has no query of its own."""
-        return ops.normalize_kernel(self.predict(query), self.normalization)
-
-    def predict(self, query: Tensor) -> Tensor:
-        """The kernels' logits (T, B, H, K) from what they are predicted from, (T, B, Q), or however it lies."""
+    def predict(self, query: Tensor | None) -> Tensor:
+        """The kernels' logits (T, B, H, K) from a query (T, B, Q), or however it lies."""
+        assert query is not None
         places = query.shape[:-1]
         if self.query_heads == 1:
             return apply_linear(self.weight_linear, query).view(*places, self.heads, self.kernel_size)
         groups = query.view(*places, self.query_heads, query.shape[-1] // self.query_heads)
-        if is_plain(self.weight_linear, nn.Linear):
-            maps = self.weight_linear.weight.view(self.query_heads, -1, groups.shape[-1])
-            weight = torch.einsum("...qd,qod->...qo", groups, maps)
-        else:  # its forward is not to be passed by: every group through the whole map, of which its own heads are kept
-            every = self.weight_linear(groups).view(*places, self.query_heads, self.query_heads, -1)
-            weight = every.diagonal(dim1=-3, dim2=-2).movedim(-1, -2)
-        return weight.reshape(*places, self.heads, self.kernel_size)
+        # every group through the whole map, of which its own heads are kept: the map may be an adapter's
+        own = self.heads // self.query_heads * self.kernel_size
+        every = self.weight_linear(groups).view(*places, self.query_heads, self.query_heads, own)
+        return every.diagonal(dim1=-3, dim2=-2).movedim(-1, -2).reshape(*places, self.heads, self.kernel_size)

@@ -36,7 +36,7 @@ class ConvModule(nn.Module):
         query_dim: int | None = None,
     ) -> None:
         super().__init__()
-        own = getattr(conv, "query_dim", None)
+        own = conv.query_dim
         if own != query_dim and not (query_dim is None and own == conv.channels):
             raise ValueError(
                 f"query_dim is {query_dim} and its {type(conv).__name__}'s is {own}; "
@@ -63,11 +63,11 @@ class ConvModule(nn.Module):
             (T, B, C_in).
         """
         x = self.input_dropout(x)
-        apart = {} if self.query_proj is None else {"query": apply_linear(self.query_proj, x)}
+        query = None if self.query_proj is None else apply_linear(self.query_proj, x)
         x = apply_linear(self.in_proj, x)
         if self.glu:
             x = ops.glu_mask(x, padding_mask)
         elif padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        mixed = self.conv(x, incremental_state=incremental_state, batch_first=False, **apart)
+        mixed = self.conv(x, incremental_state=incremental_state, query=query, batch_first=False)
         return apply_linear(self.out_proj, mixed)

@@ -3,7 +3,7 @@
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.api import dynamic_conv, light_conv
 from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
-from lightconv_plugin.ops.fused.generation import (
+from lightconv_plugin.ops.fused.decode import (
     NEVER,
     Beams,
     attend,
@@ -15,7 +15,7 @@ from lightconv_plugin.ops.fused.generation import (
     step_candidates,
 )
 from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
-from lightconv_plugin.ops.fused.training import attention, dropout, glu_mask, residual_norm, smoothed_nll
+from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 from operator import index
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch import Tensor
 from lightconv_plugin.ops import autograd, reference, sequences
 from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
-from lightconv_plugin.ops.sequences import Place
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int32, torch.int64)
 
 
 class SequenceOptions(TypedDict, total=False):
@@ -44,22 +46,7 @@ def light_conv(
 def light_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-def light_conv(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    padding_l: int,
-    normalization: str = "softmax",
-    dropconnect: float = 0.0,
-    batch_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-    initial_state: Tensor | None = None,
-    return_state: bool = False,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    residual: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:
+def light_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
 
     See ``reference.light_conv`` for the definition.
@@ -68,26 +55,25 @@ def light_conv(
         x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
         weight: (H, K).
         padding_l, normalization, dropconnect: see the definition.
-        batch_first: of x, the result and states; without a copy.
+        batch_first: of x, the result and states; without a copy. False unless given.
         cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
             and sees no other. Offsets are checked on a CPU alone. Native code on a CPU reads and writes them as they
             lie; else it costs a copy of x, of DynamicConv's kernels and of the result, and
             max(padding_l, K - 1 - padding_l) further positions a sentence.
         initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. On a CPU it is read where it
             lies; on a GPU it costs a copy of x and of DynamicConv's kernels. Packed sentences are the B of states.
-        return_state: also return the last K - 1 inputs, the next call's initial state.
+        return_state: also return the last K - 1 inputs, the next call's initial state. False unless given.
         bias: (C,), added to the result.
         activation: None, "silu" or "swish", which are the same; after the bias.
         residual: as x, added last; see ``reference.epilogue``.
-        backend: see ``backend.choose_backend``.
+        backend: "auto" unless given; see ``backend.choose_backend``.
 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
             convolution that looks ahead, or an unknown normalisation, activation or backend.
         TypeError: what should be a tensor is none.
     """
-    place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
-    return _run("light_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
+    return _convolve("light_conv", x, weight, **options)
 
 
 @overload
@@ -102,7 +88,20 @@ def dynamic_conv(
 def dynamic_conv(
     x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
-def dynamic_conv(
+def dynamic_conv(x: Tensor, weight: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
+
+    See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
+    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
+
+    Raises:
+        ValueError, TypeError: as ``light_conv``.
+    """
+    return _convolve("dynamic_conv", x, weight, **options)
+
+
+def _convolve(
+    operator: str,
     x: Tensor,
     weight: Tensor,
     *,
@@ -118,31 +117,8 @@ def dynamic_conv(
     residual: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
-
-    See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
-    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
-
-    Raises:
-        ValueError, TypeError: as ``light_conv``.
-    """
-    place, epilogue = Place(batch_first, cu_seqlens, initial_state, return_state), (bias, activation, residual)
-    return _run("dynamic_conv", x, weight, padding_l, normalization, dropconnect, place, epilogue, backend)
-
-
-def _run(
-    operator: str,
-    x: Tensor,
-    weight: Tensor,
-    padding_l: int,
-    normalization: str,
-    dropconnect: float,
-    place: Place,
-    epilogue: tuple[Tensor | None, str | None, Tensor | None],
-    backend: str,
-) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run the backend on one sequence (T, B, C)."""
-    dims = "total" if place.cu_seqlens is not None else "B, T" if place.batch_first else "T, B"
+    dims = "total" if cu_seqlens is not None else "B, T" if batch_first else "T, B"
     dynamic = operator == "dynamic_conv"
     ndim, shape = (dims.count(",") + 3, f"({dims}, H, K)") if dynamic else (2, "(H, K)")
     check_operands(operator, x, weight, ndim, shape, dims)
@@ -151,22 +127,34 @@ def _run(
             f"dynamic_conv: one kernel a position is expected, weight ({dims}, H, K) with {dims} = "
             f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
         )
-    width = weight.shape[-1]
+    width, channels = weight.shape[-1], x.shape[-1]
     if not isinstance(padding_l, (int, torch.SymInt)) and hasattr(padding_l, "__index__"):
         padding_l = index(padding_l)  # of numpy, or a tensor of one number
     if not isinstance(padding_l, (int, torch.SymInt)) or not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    (bias, activation, residual), plain = epilogue, place.plain
-    finishes = bias is not None or activation is not None or residual is not None
-    if finishes or not plain:
-        check_tensors(
-            operator, cu_seqlens=place.cu_seqlens, initial_state=place.initial_state, bias=bias, residual=residual
-        )
-        place.check(operator, x, width, padding_l)
-    if finishes:
-        _check_epilogue(operator, x, *epilogue)
+    plain = cu_seqlens is initial_state is bias is activation is residual is None and not (batch_first or return_state)
+    if not plain:
+        if activation not in (None, "silu", "swish"):
+            raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
+        check_tensor(operator, "bias", bias, (channels,), FLOATS, x.device)
+        check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
+        check_tensor(operator, "cu_seqlens", cu_seqlens, ("N",), INTEGERS, x.device)
+        if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
+            offsets = cu_seqlens.tolist()
+            if not offsets or offsets[0] != 0 or offsets[-1] != len(x) or offsets != sorted(offsets):
+                raise ValueError(
+                    f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {offsets[:9]}"
+                )
+        if (initial_state is not None or return_state) and padding_l != width - 1:
+            raise ValueError(
+                f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
+                f"got padding_l = {padding_l}"
+            )
+        sentences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0 if batch_first else 1]
+        before = (sentences, width - 1) if batch_first else (width - 1, sentences)
+        check_tensor(operator, "initial_state", initial_state, (*before, channels), (x.dtype,), x.device)
     native = choose_backend(operator, backend, x, weight) == "native"
     conv = partial(
         partial(_native, operator) if native else getattr(reference, operator),
@@ -174,12 +162,21 @@ def _run(
         normalization=normalization,
         dropconnect=dropconnect,
     )
-    found = conv(x, weight) if plain else sequences.convolve(conv, x, weight, padding_l, place, native=native)
-    if not finishes:
-        return found
-    if isinstance(found, Tensor):
-        return reference.epilogue(found, *epilogue)
-    return reference.epilogue(found[0], *epilogue), found[1]
+    if plain:
+        return conv(x, weight)
+    out, state = sequences.convolve(
+        conv,
+        x,
+        weight,
+        padding_l,
+        batch_first=batch_first,
+        offsets=cu_seqlens,
+        state=initial_state,
+        return_state=return_state,
+        native=native,
+    )
+    out = reference.epilogue(out, bias, activation, residual)
+    return out if state is None else (out, state)
 
 
 def _native(
@@ -202,7 +199,7 @@ def _native(
     weight, softmax = prepare_kernel(weight, normalization, x.dtype)
     # drawn on x's device, so that a captured CUDA graph draws anew at every replay
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
-    out = autograd.conv(x, initial_state, weight, softmax, operator, padding_l, dropconnect, seed, offsets)
+    out = autograd.conv(x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
     return out if out.dtype == dtype else out.to(dtype)
 
 
@@ -223,42 +220,41 @@ def check_operands(
         )
     if x.is_nested:
         raise ValueError(f"{operator}: a nested tensor is packed sentences: x.values(), and cu_seqlens=x.offsets()")
-    if x.ndim != dims.count(",") + 2 or weight.ndim != weight_ndim:
+    fits = x.ndim == dims.count(",") + 2 and weight.ndim == weight_ndim
+    if not fits or x.dtype not in FLOATS or weight.dtype not in FLOATS or x.device != weight.device:
         raise ValueError(
-            f"{operator}: expected x ({dims}, C) and weight {weight_shape}; "
-            f"got x {tuple(x.shape)} and weight {tuple(weight.shape)}"
+            f"{operator}: expected x ({dims}, C) and weight {weight_shape}, floating-point of at least 16 bits, on one "
+            f"device; got x {tuple(x.shape)}, {x.dtype} on {x.device}, "
+            f"and weight {tuple(weight.shape)}, {weight.dtype} on {weight.device}"
         )
-    floating = x.is_floating_point() and weight.is_floating_point()
-    if not floating or x.dtype.itemsize == 1 or weight.dtype.itemsize == 1:
-        raise ValueError(
-            f"{operator}: expected floating-point tensors of at least 16 bits; "
-            f"got x {x.dtype} and weight {weight.dtype}"
-        )
-    if x.device != weight.device:
-        raise ValueError(f"{operator}: expected x and weight on one device; got {x.device} and {weight.device}")
     if not weight.shape[-1]:
         raise ValueError(f"{operator}: expected kernels of one weight at least; got weight {tuple(weight.shape)}")
     if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
 
 
-def check_tensors(operator: str, **given: object) -> None:
-    """Refuse what is neither a tensor nor None."""
-    for name, value in given.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(value).__name__}")
-
-
-def _check_epilogue(
-    operator: str, x: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None
+def check_tensor(
+    operator: str,
+    name: str,
+    given: Tensor | None,
+    shape: tuple[int | str, ...],
+    types: tuple[torch.dtype, ...],
+    device: torch.device,
 ) -> None:
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
-    for name, given, shape in (("bias", bias, x.shape[-1:]), ("residual", residual, x.shape)):
-        if given is None:
-            continue
-        if given.shape != shape or given.device != x.device or not given.is_floating_point():
-            raise ValueError(
-                f"{operator}: {name} is expected as {tuple(shape)}, floating-point on {x.device}; "
-                f"got {tuple(given.shape)}, {given.dtype} on {given.device}"
-            )
+    """Check a tensor that may be left out; "N" in ``shape`` is any size.
+
+    Raises:
+        ValueError: another shape, type or device.
+        TypeError: it is no tensor.
+    """
+    if given is None:
+        return
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(given).__name__}")
+    fits = given.ndim == len(shape) and all(n in (m, "N") for n, m in zip(shape, given.shape, strict=True))
+    if not fits or given.dtype not in types or given.device != device:
+        sizes = str(tuple(shape)).replace("'", "")
+        raise ValueError(
+            f"{operator}: {name} is expected as {sizes}, {' or '.join(map(str, types))} on {device}; "
+            f"got {tuple(given.shape)}, {given.dtype} on {given.device}"
+        )

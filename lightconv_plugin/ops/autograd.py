@@ -54,11 +54,6 @@ def recorded(*tensors: Tensor | None) -> bool:
     return transformed()
 
 
-def apply(function: type[Function], *args: Any) -> Any:
-    """Call ``function.apply``."""
-    return function.apply(*args)
-
-
 def gradients_of(
     definition: Callable[..., Any], tensors: Sequence[Tensor | None], need: Sequence[bool], grads: Any
 ) -> list[Any]:
@@ -71,81 +66,67 @@ def gradients_of(
     return [next(found) if needed else None for needed in need]
 
 
-def conv(x: Tensor, state: Tensor | None, weight: Tensor, *options: Any) -> Tensor:
-    """Call a convolution of the library, differentiable in x, state and weight.
+def conv(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
+    """Call a convolution of the library, differentiable in x, weight and state.
 
     Weights of a wider type than x are rounded to it; their gradient is not. A state is (K - 1, B, C), of N packed
     sentences (K - 1, N, C).
 
     Args:
-        options: take the softmax of weight; the operator's name; padding_l; DropConnect's probability and seed;
-            offsets (N + 1,), int64, of packed sentences x (T, 1, C).
+        options: the operators': padding_l; take the softmax of weight; DropConnect's probability and seed; offsets
+            (N + 1,), int64, of packed sentences x (T, 1, C); the state.
     """
-    if recorded(x, weight, state):
-        return _Conv.apply(x, state, weight, *options)
-    return _forward(x, state, weight, *options)
+    if recorded(x, weight, options[-1]):
+        return _Conv.apply(x, weight, *options)
+    return _forward(x, weight, *options)
 
 
-def _forward(
-    x: Tensor,
-    state: Tensor | None,
-    weight: Tensor,
-    softmax: bool,
-    name: str,
-    padding_l: int,
-    p: float,
-    seed: Tensor | None,
-    offsets: Tensor | None,
-) -> Tensor:
-    weight = weight if weight.dtype == x.dtype else weight.to(x.dtype)
-    return getattr(torch.ops.lightconv, name).default(x, weight, padding_l, softmax, p, seed, offsets, state)
+def _forward(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
+    operator = torch.ops.lightconv.light_conv if weight.ndim == 2 else torch.ops.lightconv.dynamic_conv
+    return operator.default(x, weight if weight.dtype == x.dtype else weight.to(x.dtype), *options)
 
 
 class _Conv(Function):
     """Keeps the operator's inputs alone: what backward needs of the kernels is computed again there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, state: Tensor | None, weight: Tensor, *options: Any) -> Tensor:
-        *ctx.options, seed, offsets = options
-        ctx.save_for_backward(x, state, weight, seed, offsets)
-        return _forward(x, state, weight, *options)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
+        *ctx.options, seed, offsets, state = options
+        ctx.save_for_backward(x, weight, seed, offsets, state)
+        return _forward(x, weight, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, state, weight, seed, offsets = ctx.saved_tensors
-        softmax, name, padding_l, p = ctx.options
-        need = need_x, need_state, need_weight = ctx.needs_input_grad[:3]
-        if recorded(grad, x, state, weight):
-            factors = _factors(x, state, weight, padding_l, p, seed) if p > 0 else None
+        x, weight, seed, offsets, state = ctx.saved_tensors
+        padding_l, softmax, p = ctx.options
+        need = [ctx.needs_input_grad[i] for i in (0, 1, -1)]
+        if recorded(grad, x, weight, state):
+            factors = _factors(x, weight, padding_l, p, seed, state) if p > 0 else None
             definition = partial(_definition, softmax=softmax, padding_l=padding_l, factors=factors, offsets=offsets)
-            return *gradients_of(definition, (x, state, weight), need, grad), *(None,) * 6
-        operands = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed, need_x, need_weight
-        of_state = None
-        if state is None:
-            of_x, of_weight = getattr(torch.ops.lightconv, f"{name}_backward").default(*operands, offsets)
+            found = gradients_of(definition, (x, weight, state), need, grad)
         else:
-            backward = torch.ops.lightconv.behind_state_backward.default
-            of_x, of_weight, of_state = backward(*operands, need_state, offsets, state)
-        grads = (of_x, of_state, of_weight.to(weight.dtype))
-        return *(of if needed else None for of, needed in zip(grads, need, strict=True)), *(None,) * 6
+            operands = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed
+            found = list(torch.ops.lightconv.conv_backward.default(*operands, *need, offsets, state))
+            found[1] = found[1].to(weight.dtype)
+        of_x, of_weight, of_state = (of if needed else None for of, needed in zip(found, need, strict=True))
+        return of_x, of_weight, *(None,) * 5, of_state
 
 
-def _factors(x: Tensor, state: Tensor | None, weight: Tensor, padding_l: int, p: float, seed: Tensor | None) -> Tensor:
+def _factors(x: Tensor, weight: Tensor, padding_l: int, p: float, seed: Tensor | None, state: Tensor | None) -> Tensor:
     """Return DropConnect's factors (T, B, H, K), 0 or 1 / (1 - p): the kernels' gradient, where all else is ones."""
     places, (heads, width) = x.shape[:2], weight.shape[-2:]
     kernel = torch.ones(*places, heads, width, device=x.device)
     ones = kernel[..., 0].contiguous()
-    operands = ones, ones, kernel, padding_l, False, p, seed, False, True
-    if state is None:  # taps that see nothing have no gradient, and no use
-        return torch.ops.lightconv.dynamic_conv_backward(*operands)[1]
-    before = ones.new_ones(width - 1, places[1], heads)
-    return torch.ops.lightconv.behind_state_backward(*operands, False, None, before)[1]
+    # without a state taps that see nothing have no gradient, and no use
+    before = None if state is None else ones.new_ones(width - 1, places[1], heads)
+    rules = padding_l, False, p, seed, False, True, False, None, before
+    return torch.ops.lightconv.conv_backward(ones, ones, kernel, *rules)[1]
 
 
 def _definition(
     x: Tensor,
-    state: Tensor | None,
     weight: Tensor,
+    state: Tensor | None,
     *,
     softmax: bool,
     padding_l: int,

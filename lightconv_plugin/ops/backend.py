@@ -41,7 +41,7 @@ class Operator(NamedTuple):
 
     Attributes:
         gradient: the operator that computes its gradient; None: it records none.
-        types: of its first tensor; None: those of ``TYPES``.
+        types: of its first tensor.
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
         widest: numbers in a row of its other tensors, at most, on a GPU.
@@ -51,7 +51,7 @@ class Operator(NamedTuple):
     """
 
     gradient: str | None = None
-    types: tuple[torch.dtype, ...] | None = None
+    types: tuple[torch.dtype, ...] = TYPES
     casts: bool = False
     contiguous: bool = False
     widest: int | None = None
@@ -66,8 +66,8 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    "light_conv": Operator("light_conv_backward", casts=True),
-    "dynamic_conv": Operator("dynamic_conv_backward", casts=True),
+    "light_conv": Operator("conv_backward", casts=True),
+    "dynamic_conv": Operator("conv_backward", casts=True),
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout"),
     "smoothed_nll": Operator("smoothed_nll_backward"),
@@ -235,10 +235,9 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
     machine = MACHINES[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
-    types = about.types or TYPES
-    if dtype not in types:
-        names = [str(t).removeprefix("torch.") for t in types]
-        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        return UnsupportedReason(f"on a {machine} it takes {listed}; got {dtype}", about.replaces)
+    if dtype not in about.types:
+        return UnsupportedReason(
+            f"on a {machine} it takes {', '.join(map(str, about.types))}; got {dtype}", about.replaces
+        )
     unusable = library.cuda_unusable() if device == "cuda" else None
     return None if unusable is None else UnsupportedReason(unusable, about.replaces)

@@ -16,36 +16,46 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 Shape = tuple[int, ...]
 
 
-def like(x: Tensor, *_: object) -> Tensor:
+def like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def in_order_of(x: Tensor, like: Tensor) -> Tensor:
-    """Of the shape of ``like``; batch first where x (T, B, C) lies so."""
-    batch_first = like.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
-    if not batch_first:
-        return torch.empty_like(like, memory_format=torch.contiguous_format)
-    return torch.empty_like(like.transpose(0, 1), memory_format=torch.contiguous_format).transpose(0, 1)
+def in_order_of(x: Tensor, shaped: Tensor) -> Tensor:
+    """Of the shape of ``shaped``; batch first where x (T, B, C) lies so."""
+    batch_first = shaped.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+    return like(shaped.transpose(0, 1)).transpose(0, 1) if batch_first else like(shaped)
 
 
-def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    _, softmax, _, _, need_x, need_weight, *_ = options
-    empty = x.new_empty(0)
+def first(x: Tensor, *_: object) -> Tensor:
+    return like(x)
+
+
+def second(_: object, x: Tensor, *__: object) -> Tensor:
+    return like(x)
+
+
+def conv(x: Tensor, *_: object) -> Tensor:
+    return in_order_of(x, x)
+
+
+def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    _, softmax, _, _, need_x, need_weight, need_state, _, state = options
     # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
     wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64
-    of_weight = in_order_of(x, weight.float() if wide else weight) if need_weight else empty
-    return in_order_of(x, x) if need_x else empty, of_weight
+    return (
+        in_order_of(x, x) if need_x else x.new_empty(0),
+        in_order_of(x, weight.float() if wide else weight) if need_weight else x.new_empty(0),
+        in_order_of(state, state) if need_state else x.new_empty(0),
+    )
 
 
-def behind_state_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *_, need_state, _, state = options
-    return *conv_backward(grad, x, weight, *options), in_order_of(state, state) if need_state else x.new_empty(0)
+def linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, Tensor, Tensor]:
-    empty = x.new_empty(0)
-    of_bias = x.new_empty(weight.shape[0] if need[2] else 0)
-    return like(x) if need[0] else empty, like(weight) if need[1] else x.new_empty(0), of_bias
+def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, ...]:
+    given = x, weight, weight[:, 0]
+    return tuple(like(of) if needed else x.new_empty(0) for of, needed in zip(given, need, strict=True))
 
 
 def bf16_pack(weight: Tensor) -> Tensor:
@@ -53,44 +63,34 @@ def bf16_pack(weight: Tensor) -> Tensor:
     return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
 
 
-def candidates(logits: Tensor, beams: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def candidates(logits: Tensor, _: object, beams: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
     best = logits.new_empty(logits.shape[0] // beams, count, dtype=torch.float32)
-    return best, best.new_empty(best.shape, dtype=torch.int64), best.new_empty(best.shape, dtype=torch.int64)
+    return best, best.long(), best.long()
 
 
 def residual_norm(x: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return like(x), like(x), x.new_empty(2, *x.shape[:-1], 1, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def residual_norm_backward(
-    grad: Tensor,
-    grad_z: Tensor | None,
-    z: Tensor,
-    weight: Tensor,
-    stats: Tensor,
-    p: float,
-    seed: Tensor | None,
-    y_bias: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2 + y_bias, z.shape[-1])
+def residual_norm_backward(grad: Tensor, z: Tensor, weight: Tensor, stats: Tensor, p: float, seed: object) -> Any:
+    return like(z), like(z) if p > 0 else z.new_empty(0), z.new_empty(2, z.shape[-1])
 
 
 FAKES: dict[str, Callable[..., object]] = {
-    **dict.fromkeys(("light_conv", "dynamic_conv"), lambda x, *_: in_order_of(x, x)),
-    **dict.fromkeys(("light_conv_backward", "dynamic_conv_backward"), conv_backward),
-    "behind_state_backward": behind_state_backward,
-    **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), like),
-    **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), lambda _, x, *__: like(x)),
-    **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),
+    **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), first),
+    **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), second),
+    **dict.fromkeys(("light_conv", "dynamic_conv"), conv),
+    **dict.fromkeys(("few_rows_linear", "bf16_linear"), linear),
     **dict.fromkeys(("update_decide", "adam_step", "search_step"), lambda *_: None),
+    "conv_backward": conv_backward,
     "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
     "smoothed_nll": lambda x, *_: tuple(x.new_empty(n, dtype=torch.float64) for n in (2, len(x))),
     "residual_norm": residual_norm,
     "residual_norm_backward": residual_norm_backward,
     "bf16_linear_backward": bf16_linear_backward,
     "bf16_pack": bf16_pack,
-    "beam_candidates": lambda logits, _, beams, count, *__: candidates(logits, beams, count),
-    "step_candidates": lambda logits, _, __, beams, count, *___: candidates(logits, beams, count),
+    "beam_candidates": lambda logits, scores, beams, count, *_: candidates(logits, scores, beams, count),
+    "step_candidates": lambda logits, scores, _, beams, count, *__: candidates(logits, scores, beams, count),
 }
 
 
@@ -99,11 +99,6 @@ def conv_flops(x: Shape, weight: Shape, *_: Any, out_shape: Any) -> int:
 
 
 def conv_backward_flops(grad: Shape, x: Shape, weight: Shape, *options: Any, out_shape: Any) -> int:
-    need_x, need_weight = options[4:6]
-    return (need_x + need_weight) * conv_flops(x, weight, out_shape=out_shape)
-
-
-def behind_state_flops(grad: Shape, x: Shape, weight: Shape, *options: Any, out_shape: Any) -> int:
     need_x, need_weight, need_state = options[4:7]
     return ((need_x or need_state) + need_weight) * conv_flops(x, weight, out_shape=out_shape)
 
@@ -133,8 +128,7 @@ def decoder_block_flops(
 
 FLOPS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("light_conv", "dynamic_conv", "conv_step"), conv_flops),
-    **dict.fromkeys(("light_conv_backward", "dynamic_conv_backward"), conv_backward_flops),
-    "behind_state_backward": behind_state_flops,
+    "conv_backward": conv_backward_flops,
     **dict.fromkeys(("few_rows_linear", "bf16_linear"), linear_flops),
     "bf16_linear_backward": linear_backward_flops,
     "attend": attend_flops,

@@ -297,5 +297,5 @@ def compiled_together() -> Iterator[None]:
         yield
     finally:
         began = perf_counter()
-        files = torch.ops.lightconv.cuda_gather(False).splitlines()
-        logger.info("%d CUDA kernels are ready after %.1f seconds", len(files), perf_counter() - began)
+        count = torch.ops.lightconv.cuda_gather(False)
+        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)

@@ -24,10 +24,6 @@ Three decisions that the paper leaves open:
 This module imports torch alone and runs on any device.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -112,36 +108,6 @@ def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> T
     if initial_state is None:
         initial_state = x.new_zeros(width - 1, *x.shape[1:])
     return torch.cat([initial_state, x])[x.shape[0] :]  # len() would fix the length of a recorded program
-
-
-def packed(
-    operator: Callable[..., Tensor],
-    x: Tensor,
-    weight: Tensor,
-    cu_seqlens: Tensor,
-    *,
-    initial_state: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    """Either convolution of N sentences that lie one behind another, each by itself.
-
-    Args:
-        operator: ``light_conv`` or ``dynamic_conv``.
-        x: (total, C).
-        weight: (H, K), or, for ``dynamic_conv``, (total, H, K).
-        cu_seqlens: (N + 1,) whole numbers: sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1].
-        initial_state: (padding_l, N, C).
-        options: the operator's.
-
-    Returns:
-        (total, C) of x's type.
-    """
-    found = []
-    for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
-        kernels = weight if operator is light_conv else weight[begin:end].unsqueeze(1)
-        state = None if initial_state is None else initial_state[:, n : n + 1]
-        found.append(operator(x[begin:end].unsqueeze(1), kernels, initial_state=state, **options).squeeze(1))
-    return torch.cat(found)
 
 
 def conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:

@@ -6,7 +6,7 @@ outputs there are left out.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,65 +15,24 @@ from torch import Tensor
 from lightconv_plugin.ops import reference
 
 
-class Place(NamedTuple):
-    """The places of sentences in x, and the inputs before them; see ``api.light_conv``."""
-
-    batch_first: bool
-    cu_seqlens: Tensor | None
-    initial_state: Tensor | None
-    return_state: bool
-
-    @property
-    def plain(self) -> bool:
-        """True for (T, B, C) with zeros before it."""
-        return not (self.batch_first or self.return_state) and self.cu_seqlens is None and self.initial_state is None
-
-    def check(self, operator: str, x: Tensor, width: int, padding_l: int) -> None:
-        """Check states and offsets against x, as it was given.
-
-        Raises:
-            ValueError: shapes, types or devices that do not fit; states of a convolution that looks ahead; on a CPU
-                also offsets that do not lead from 0 to the last row.
-        """
-        state, offsets = self.initial_state, self.cu_seqlens
-        if offsets is not None:
-            whole = offsets.dtype in (torch.int32, torch.int64)
-            if offsets.ndim != 1 or offsets.shape[0] < 1 or not whole or offsets.device != x.device:
-                raise ValueError(
-                    f"{operator}: cu_seqlens is expected as (N + 1,) int32 or int64 on {x.device}; "
-                    f"got {tuple(offsets.shape)} {offsets.dtype} on {offsets.device}"
-                )
-            if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-                given = offsets.tolist()
-                if given[0] != 0 or given[-1] != x.shape[0] or given != sorted(given):
-                    raise ValueError(
-                        f"{operator}: cu_seqlens must rise from 0 to the {x.shape[0]} rows of x; got {given[:9]}"
-                    )
-        if (state is not None or self.return_state) and padding_l != width - 1:
-            raise ValueError(
-                f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
-                f"got padding_l = {padding_l}"
-            )
-        if state is None:
-            return
-        sentences = offsets.shape[0] - 1 if offsets is not None else x.shape[0 if self.batch_first else 1]
-        shape = (sentences, width - 1) if self.batch_first else (width - 1, sentences)
-        if state.shape != (*shape, x.shape[-1]) or state.dtype != x.dtype or state.device != x.device:
-            raise ValueError(
-                f"{operator}: initial_state is expected as {(*shape, x.shape[-1])}, {x.dtype} on {x.device}; "
-                f"got {tuple(state.shape)}, {state.dtype} on {state.device}"
-            )
-
-
 def convolve(
-    conv: Callable[..., Tensor], x: Tensor, weight: Tensor, padding_l: int, place: Place, *, native: bool
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Run ``conv``, which takes x (T, B, C) and its kernels, on sentences that lie and begin as ``place`` says.
+    conv: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    padding_l: int,
+    *,
+    batch_first: bool,
+    offsets: Tensor | None,
+    state: Tensor | None,
+    return_state: bool,
+    native: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Run ``conv`` on sentences that lie and begin as ``api.light_conv`` says. A state that is not asked for is None.
 
     The ``native`` one takes states and offsets of packed sentences on a CPU, the definition states alone.
     """
-    offsets, width, on_cpu = place.cu_seqlens, weight.shape[-1], native and x.is_cpu
-    state = _swapped(place.initial_state) if place.batch_first else place.initial_state
+    width, on_cpu = weight.shape[-1], native and x.is_cpu
+    state = _turned(state) if batch_first else state
     if offsets is not None:
         x, weight = x.unsqueeze(1), weight if weight.ndim == 2 else weight.unsqueeze(1)
         if on_cpu:
@@ -81,24 +40,25 @@ def convolve(
         else:
             out = convolve_packed(conv, x, weight, padding_l, offsets, state).squeeze(1)
     else:
-        if place.batch_first:
-            x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
+        if batch_first:
+            x, weight = _turned(x), _turned(weight)
         if on_cpu or not native or state is None:
             out = conv(x, weight, initial_state=state)
         else:
             out = _convolve_behind(conv, x, weight, state)
-        out = out.transpose(0, 1) if place.batch_first else out
-    if not place.return_state:
-        return out
+        out = _turned(out) if batch_first else out
+    if not return_state:
+        return out, None
     if native and offsets is None and x.shape[0] >= width - 1:
         last = x[x.shape[0] - width + 1 :]
     else:
         last = final_state(x, width, offsets, state)
-    return out, (last.transpose(0, 1) if place.batch_first else last).clone(memory_format=torch.contiguous_format)
+    return out, (_turned(last) if batch_first else last).clone(memory_format=torch.contiguous_format)
 
 
-def _swapped(state: Tensor | None) -> Tensor | None:
-    return None if state is None else state.transpose(0, 1)
+def _turned(x: Any) -> Any:
+    """Batch first to time first, or back; LightConv's kernels and None are neither."""
+    return x if x is None or x.ndim == 2 else x.transpose(0, 1)
 
 
 def _convolve_behind(

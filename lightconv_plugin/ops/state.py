@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.api import check_operands, check_tensors
+from lightconv_plugin.ops.api import INTEGERS, check_operands, check_tensor
 from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
 
@@ -64,21 +64,13 @@ def conv_step(
             raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
         native, width = "ring" in state, weight.shape[-1]
         backend, inputs = ("native", state["ring"]) if native else ("reference", state["inputs"])
-        held = inputs.shape[0]
-        if held != width if native else held >= width:
+        held, hypotheses = inputs.shape[0], (state["ancestors"] if native else inputs).shape[1]
+        fits = held == width if native else held < width
+        if not fits or (hypotheses, inputs.shape[2], inputs.dtype) != (*x.shape[1:], x.dtype):
             raise ValueError(
-                f"conv_step: the state is of a {'narrower' if held < width else 'wider'} kernel: it holds "
-                f"{held} inputs; got weight {tuple(weight.shape)}"
-            )
-        if inputs.shape[2] != x.shape[2] or inputs.dtype != x.dtype:
-            raise ValueError(
-                f"conv_step: the state holds inputs of {inputs.shape[2]} channels, {inputs.dtype}; "
-                f"got x {tuple(x.shape)}, {x.dtype}"
-            )
-        if (held := (state["ancestors"] if native else inputs).shape[1]) != x.shape[1]:
-            raise ValueError(
-                f"conv_step: the state holds {held} hypotheses and x {x.shape[1]}; "
-                "re-order the state when hypotheses come or go"
+                f"conv_step: the state is of {hypotheses} hypotheses, {held} inputs each, of {inputs.shape[2]} "
+                f"channels, {inputs.dtype}; got x {tuple(x.shape)}, {x.dtype}, and weight {tuple(weight.shape)}. "
+                "Re-order the state when hypotheses come or go"
             )
     if choose_backend("conv_step", backend, x, weight) == "reference":
         window, state = push(x, state, weight.shape[-1])
@@ -99,12 +91,7 @@ def reorder_state(state: State, new_order: Tensor) -> State:
         ValueError: new_order is no row of whole numbers.
         TypeError: it is no tensor.
     """
-    check_tensors("reorder_state", new_order=new_order)
-    if new_order.ndim != 1 or new_order.dtype not in (torch.int32, torch.int64):
-        raise ValueError(
-            "reorder_state: new_order is expected as (N,) int32 or int64; "
-            f"got {tuple(new_order.shape)} {new_order.dtype}"
-        )
+    check_tensor("reorder_state", "new_order", new_order, ("N",), INTEGERS, next(iter(state.values())).device)
     if "ring" not in state:
         return {name: value.index_select(1, new_order) for name, value in state.items()}
     ring = state["ring"]

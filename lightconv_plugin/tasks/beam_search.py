@@ -1,5 +1,6 @@
 """fairseq's beam search with the same results in less time."""
 
+import functools
 import itertools
 import logging
 import math
@@ -15,10 +16,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.tasks.captured_search import CapturedSearch
-from lightconv_plugin.tasks.device_search import Rules, SearchResult
-from lightconv_plugin.tasks.length_penalty import LengthPenalty, StepwiseBeam, StepwiseBeamSearch, drop
-from lightconv_plugin.tasks.logits import end_together, joint_logits, restrict
+from lightconv_plugin.tasks.length_penalty import LengthPenalty, StepwiseBeam, drop
+from lightconv_plugin.tasks.logits import forbid_repeats, joint_logits
+from lightconv_plugin.tasks.search_graphs import CapturedSearch
+from lightconv_plugin.tasks.search_steps import Rules, SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +27,12 @@ _PROBABILITIES = ("get_normalized_probs", "get_normalized_probs_scriptable")
 _PLAIN_SOFTMAX = [
     getattr(kind, name) for kind in (BaseFairseqModel, TransformerModelBase, FairseqDecoder) for name in _PROBABILITIES
 ]
-_said: set[str] = set()
 
 _NO_END = (
     "no hypothesis of {} sentences could end after {} tokens: "
     "the model gives the end of a sentence no probability, or one that is not a number"
 )
+_NOT_STEPWISE = "--stepwise-length-penalty is for pla_translation's own search, which does not take {}"
 
 Hypothesis = dict[str, Tensor]
 
@@ -54,7 +55,7 @@ class BeamSearchGenerator(SequenceGenerator):
     What is saved: log-probabilities of the whole vocabulary are never written, only the best continuations; the first
     step takes one row a sentence; a decoder that reads the source once is not given it for every hypothesis; a GPU is
     waited for once a step, when the candidates' scores and words are read, and once at the end of a batch; for our own
-    encoder-decoders a step on a GPU is one graph (``captured_search``), and hypotheses come to lie on the CPU. What it
+    encoder-decoders a step on a GPU is one graph (``search_graphs``), and hypotheses come to lie on the CPU. What it
     does not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq
     shows that with --print-alignment alone, which has a generator of its own.
 
@@ -65,26 +66,27 @@ class BeamSearchGenerator(SequenceGenerator):
     Args:
         stepwise_length_penalty: alpha of ``length_penalty.StepwiseBeam``; None for fairseq's search.
 
-    Attributes:
-        captures: take graphs where they can be had; False is for a comparison.
-
     Raises:
-        ValueError: a stepwise penalty beside an option that it cannot go with.
+        ValueError: a stepwise penalty, which fairseq's generator does not know, beside what it cannot go with.
     """
 
     def __init__(
         self, models: Any, tgt_dict: Any, *, stepwise_length_penalty: float | None = None, **options: Any
     ) -> None:
         super().__init__(models, tgt_dict, **options)
-        self.stepwise: LengthPenalty | None = None
+        self.stepwise = None if stepwise_length_penalty is None else LengthPenalty(stepwise_length_penalty)
         self.search: Any  # of super's; read here by its type
         self.len_penalty: Any
-        if stepwise_length_penalty is not None:
-            self._apply_stepwise(LengthPenalty(stepwise_length_penalty))
         blocker = self.repeat_ngram_blocker
         self.ngram: int = 0 if blocker is None else blocker.no_repeat_ngram_size
         self._refused = self._refusal()
-        self.captures = True
+        if self.stepwise is not None:
+            if not self.normalize_scores or self.len_penalty != 1:
+                other = "--unnormalized" if not self.normalize_scores else f"--lenpen {self.len_penalty}"
+                raise ValueError(f"--stepwise-length-penalty is a length penalty by itself; take {other} away")
+            if self._refused is not None:
+                raise ValueError(_NOT_STEPWISE.format(self._refused))
+            self.len_penalty = self.stepwise
         self._captured: CapturedSearch | None = None
         # prepared for inference, models keep their weights; those that --eval-bleu searches with go on learning
         keep = all(getattr(model, "_is_generation_fast", False) for model in self.model.models)
@@ -92,16 +94,10 @@ class BeamSearchGenerator(SequenceGenerator):
 
     def _parts(self) -> list[tuple[Any, Any]]:
         """Each model's encoder and decoder, as a search calls them."""
-        return [(_for_search(model.encoder), _for_search(model.decoder)) for model in self.model.models]
-
-    def _apply_stepwise(self, penalty: LengthPenalty) -> None:
-        if type(self.search) is not BeamSearch:
-            raise ValueError(f"--stepwise-length-penalty is for plain beam search, got {type(self.search).__name__}")
-        if not self.normalize_scores or self.len_penalty != 1:
-            other = "--unnormalized" if not self.normalize_scores else f"--lenpen {self.len_penalty}"
-            raise ValueError(f"--stepwise-length-penalty is a length penalty by itself; take {other} away")
-        self.stepwise = self.len_penalty = penalty
-        self.search = StepwiseBeamSearch(self.tgt_dict, penalty)
+        return [
+            model.for_search() if hasattr(model, "for_search") else (model.encoder, model.decoder)
+            for model in self.model.models
+        ]
 
     def _refusal(self) -> str | None:
         """Return why fairseq's generator must do the search, in words; None if it need not."""
@@ -115,8 +111,8 @@ class BeamSearchGenerator(SequenceGenerator):
                 return "an adaptive softmax"
             if any(isinstance(module, BeamableMM) for module in model.modules()):
                 return f"{name}, whose attention counts on {self.beam_size} rows a sentence at every step"
-        if type(self.search) not in (BeamSearch, StepwiseBeamSearch):
-            return f"{type(self.search).__name__}"
+        if type(self.search) is not BeamSearch:
+            return type(self.search).__name__
         if self.match_source_len:
             return "--match-source-len"
         if self.lm_model is not None:
@@ -137,48 +133,22 @@ class BeamSearchGenerator(SequenceGenerator):
         refused = self._refused
         if constraints is not None:
             refused = "constraints"
-        elif "src_tokens" not in sample["net_input"]:
-            refused = "a source that is not of tokens"
+        elif prefix_tokens is not None and prefix_tokens.shape[1]:
+            refused = "a prefix"
         if refused is None:
-            return self._search(sample["net_input"], self.eos if bos_token is None else bos_token, prefix_tokens)
+            return self._search(sample["net_input"], self.eos if bos_token is None else bos_token)
+        if self.stepwise is not None:
+            raise ValueError(_NOT_STEPWISE.format(refused))
         _say_once(f"fairseq's own beam search runs, which is slower, for {refused}")
         return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
-    def finalize_hypos(
-        self,
-        step: int,
-        bbsz_idx: Tensor,
-        eos_scores: Tensor,
-        tokens: Tensor,
-        scores: Tensor,
-        finalized: list[list[Hypothesis]],
-        finished: list[bool],
-        *others: Any,
-    ) -> list[int]:
-        """As fairseq's; where the list of a sentence is full, the worst make room for those that end now."""
-        if self.stepwise is not None:
-            going_on = [known for known, done in zip(finalized, finished, strict=True) if not done]
-            for known, ends in zip(going_on, self.search.beam.ends, strict=True):
-                known.sort(key=lambda hypothesis: -hypothesis["score"].item())
-                del known[self.beam_size - ends :]
-        newly: list[int] = super().finalize_hypos(
-            step, bbsz_idx, eos_scores, tokens, scores, finalized, finished, *others
-        )
-        return newly
-
-    def is_finished(self, step: int, unfin_idx: int, max_len: int, *others: Any) -> bool:
-        if self.stepwise is not None:
-            return step == max_len or not self.search.beam.goes_on[unfin_idx]
-        return bool(super().is_finished(step, unfin_idx, max_len, *others))
-
-    def _search(self, net_input: dict[str, Tensor], bos: int, prefix: Tensor | None) -> list[list[Hypothesis]]:
+    def _search(self, net_input: dict[str, Tensor], bos: int) -> list[list[Hypothesis]]:
         source, models = net_input["src_tokens"], list(self.model.models)
         max_len = min(int(self.max_len_a * source.shape[1] + self.max_len_b), self.max_len - 1)
         if self.min_len > max_len:
             raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
-        prefix = source[:, :0] if prefix is None else prefix[:, :max_len]
-        if self.captures and source.is_cuda and len(source) and all(map(_has_graph, models)):
-            return self._search_captured(source, bos, max_len, prefix)
+        if source.is_cuda and len(source) and all(map(_has_graph, models)):
+            return self._search_captured(source, bos, max_len)
         encoders, decoders = zip(*(self._held or self._parts()), strict=True)
         read = [encoder.forward_torchscript(net_input) for encoder in encoders]
         states: list[dict[str, Any]] = [{} for _ in models]
@@ -195,8 +165,7 @@ class BeamSearchGenerator(SequenceGenerator):
                 decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
                 for decoder, encoder_out, state in zip(decoders, read, states, strict=True)
             ]
-            forced = prefix[:, step] if step < prefix.shape[1] else None
-            values, words, rows = self._candidates(logits, tokens, scores, forced, step, max_len, len(searched))
+            values, words, rows = self._candidates(logits, tokens, scores, step, max_len, len(searched))
             # both in one transfer, for which alone a GPU is waited for; float64 holds either without rounding
             sums, tails = torch.stack([values.double(), words.double()]).tolist()
             if stepwise is not None:
@@ -223,7 +192,6 @@ class BeamSearchGenerator(SequenceGenerator):
             tokens[:, step + 1] = words.view(-1)[continued]
             scores[:, step] = values.view(-1)[continued]
             self._reorder(decoders, read, states, order, None if len(kept) == len(searched) else kept_places)
-            prefix = prefix.index_select(0, kept_places)
             searched = [searched[place] for place in kept]
             if stepwise is not None:
                 stepwise.keep(kept)
@@ -234,25 +202,23 @@ class BeamSearchGenerator(SequenceGenerator):
         logits: list[Tensor],
         tokens: Tensor,
         scores: Tensor,
-        forced: Tensor | None,
         step: int,
         max_len: int,
         sentences: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best continuations of each sentence, half of which may end: scores, words and the rows they continue.
 
-        ``logits`` are each model's, ``forced`` the sentences' tokens of the prefix, or None.
+        ``logits`` are each model's.
         """
-        allowed = restrict(
+        allowed = forbid_repeats(
             joint_logits(logits, self.temperature),
             tokens[:, self.ngram == 1 : step + 1],  # fairseq lets the first token be repeated by itself
-            forced,
             ngram=self.ngram,
             temperature=self.temperature,
             pad=self.pad,
         )
         beams = len(allowed) // sentences if sentences else 1
-        candidates = ops.beam_candidates(
+        values, words, parents = ops.beam_candidates(
             allowed,
             scores[:, step - 1] if step > 0 else None,
             beams=beams,
@@ -261,10 +227,9 @@ class BeamSearchGenerator(SequenceGenerator):
             pad=self.pad,
             unk=self.unk,
             unk_penalty=self.unk_penalty,
-            banned=self.eos if forced is None and step < self.min_len else None,
+            banned=self.eos if step < self.min_len else None,
             only=self.eos if step >= max_len else None,
         )
-        values, words, parents = end_together(forced, self.eos, *candidates)
         return values, words, parents + beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
 
     def _chosen(
@@ -332,7 +297,7 @@ class BeamSearchGenerator(SequenceGenerator):
             totals = totals / (step + 1) ** self.len_penalty
         return _hypotheses(ended, totals, positional)
 
-    def _search_captured(self, source: Tensor, bos: int, max_len: int, prefix: Tensor) -> list[list[Hypothesis]]:
+    def _search_captured(self, source: Tensor, bos: int, max_len: int) -> list[list[Hypothesis]]:
         if self._captured is None:
             rules = Rules(
                 beam=self.beam_size,
@@ -345,7 +310,7 @@ class BeamSearchGenerator(SequenceGenerator):
                 stepwise=self.stepwise,
             )
             self._captured = CapturedSearch(list(self.model.models), rules)
-        found, stuck = self._captured(source, prefix, bos=bos, min_len=self.min_len, max_len=max_len)
+        found, stuck = self._captured(source, bos=bos, min_len=self.min_len, max_len=max_len)
         if stuck:
             raise RuntimeError(_NO_END.format(stuck, max_len))
         return self._described(found)
@@ -389,14 +354,9 @@ def _has_graph(model: Any) -> bool:
     return refused is None
 
 
-def _for_search(part: Any) -> Any:
-    return part.for_search() if hasattr(part, "for_search") else part
-
-
+@functools.cache
 def _say_once(sentence: str) -> None:
-    if sentence not in _said:
-        _said.add(sentence)
-        logger.warning("lightconv_plugin: %s", sentence)
+    logger.warning("lightconv_plugin: %s", sentence)
 
 
 def _best_first(finished: list[list[Hypothesis]]) -> list[list[Hypothesis]]:

@@ -1,10 +1,8 @@
-"""The stepwise length penalty of section 5.2, for fairseq's beam search and ours."""
+"""The stepwise length penalty of section 5.2."""
 
 import math
-from typing import Any
 
 import torch
-from fairseq.search import BeamSearch
 from torch import Tensor
 
 
@@ -42,14 +40,12 @@ class StepwiseBeam:
 
     Attributes, each with an entry for each sentence of the batch:
         ended: s of the hypotheses that ended, in any order.
-        ends: how many candidates ended in the last step.
         goes_on: true if a candidate of the last step goes on.
     """
 
     def __init__(self, sentences: int, size: int, penalty: LengthPenalty, eos: int) -> None:
         self.size, self.penalty, self.eos = size, penalty, eos
         self.ended: list[list[float]] = [[] for _ in range(sentences)]
-        self.ends = [0] * sentences
         self.goes_on = [True] * sentences
 
     def admit(self, sums: list[list[float]], words: list[list[int]], length: int) -> list[int]:
@@ -68,14 +64,13 @@ class StepwiseBeam:
             ending = [total for total, word in zip(row[:count], words[sentence], strict=False) if word == self.eos]
             row[count:] = [-math.inf] * (len(row) - count)
             self.ended[sentence] += [total / length**self.penalty for total in ending]
-            self.ends[sentence] = len(ending)
             self.goes_on[sentence] = count > len(ending)
         return places
 
     def keep(self, sentences: list[int]) -> None:
         """Go on with these sentences alone."""
-        for name in ("ended", "ends", "goes_on"):
-            setattr(self, name, [getattr(self, name)[sentence] for sentence in sentences])
+        self.ended = [self.ended[sentence] for sentence in sentences]
+        self.goes_on = [self.goes_on[sentence] for sentence in sentences]
 
     def _places(self, sums: list[float], length: int, ended: list[float]) -> int:
         better = sorted(ended, reverse=True)
@@ -90,30 +85,3 @@ def drop(sums: Tensor, places: list[int]) -> Tensor:
     """Give the candidates without a place the score -inf, in place: sums (sentences, candidates), the best first."""
     counts = torch.tensor(places).to(sums.device, non_blocking=True).unsqueeze(1)
     return sums.masked_fill_(torch.arange(sums.shape[1], device=sums.device) >= counts, -math.inf)
-
-
-class StepwiseBeamSearch(BeamSearch):
-    """fairseq's beam search with a ``StepwiseBeam``: candidates without a place have the score -inf.
-
-    fairseq's generator looks whether a sentence is over only where one of its candidates ends. Where ended hypotheses
-    take all places, candidate 0 ends in place of none; the generator's list is full then, and does not take it in.
-    """
-
-    def __init__(self, tgt_dict: Any, penalty: LengthPenalty) -> None:
-        super().__init__(tgt_dict)
-        self.penalty = penalty
-        self.beam = StepwiseBeam(0, 0, penalty, self.eos)
-
-    def step(self, step: int, lprobs: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-        sums, words, parents = super().step(step, lprobs, *others, **options)
-        if step == 0:
-            self.beam = StepwiseBeam(lprobs.shape[0], lprobs.shape[1], self.penalty, self.eos)
-        places = self.beam.admit(sums.double().tolist(), words.tolist(), step + 1)
-        drop(sums, places)
-        for sentence, ended in enumerate(self.beam.ended):
-            if places[sentence] == 0 and len(ended) >= self.beam.size:
-                sums[sentence, 0], words[sentence, 0] = 0.0, self.eos
-        return sums, words, parents
-
-    def prune_sentences(self, batch_idxs: Tensor) -> None:
-        self.beam.keep(batch_idxs.tolist())

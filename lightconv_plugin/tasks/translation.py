@@ -1,6 +1,5 @@
 """``pla_translation``: fairseq's translation task, which generates by ``BeamSearchGenerator``."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -8,8 +7,6 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
-from fairseq.tokenizer import tokenize_line
-from torch import IntTensor
 
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 
@@ -27,29 +24,13 @@ class FastTranslationConfig(TranslationConfig):
 
 
 class FastDictionary(Dictionary):
-    """fairseq's, which reads and writes tensors number by number. On a GPU it waits for each."""
+    """fairseq's, which reads tensors number by number: on a GPU it waits for each."""
 
     def string(self, tensor: Any, *others: Any, **options: Any) -> str:
         if torch.is_tensor(tensor) and tensor.dim() == 1:
             tensor = tensor.tolist()
         text: str = super().string(tensor, *others, **options)
         return text
-
-    def encode_line(
-        self,
-        line: str,
-        line_tokenizer: Callable[[str], list[str]] = tokenize_line,
-        add_if_not_exist: bool = True,
-        consumer: Callable[[str, int], Any] | None = None,
-        append_eos: bool = True,
-        reverse_order: bool = False,
-    ) -> IntTensor:
-        words = line_tokenizer(line)[:: -1 if reverse_order else 1]
-        numbers = [(self.add_symbol if add_if_not_exist else self.index)(word) for word in words]
-        if consumer is not None:
-            for pair in zip(words, numbers, strict=True):
-                consumer(*pair)
-        return IntTensor([*numbers, self.eos_index] if append_eos else numbers)
 
 
 @register_task("pla_translation", dataclass=FastTranslationConfig)

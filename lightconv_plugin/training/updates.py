@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
-from lightconv_plugin.tasks.captured_search import uncollected
+from lightconv_plugin.tasks.search_graphs import uncollected
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
 from lightconv_plugin.training.shapes import Padding, Shape

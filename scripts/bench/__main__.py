@@ -7,8 +7,7 @@ example: python -m scripts.bench ops --operators light --lengths 128
 """
 
 import argparse
-import importlib.util
-import re
+import importlib
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -18,12 +17,12 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
 
-MODULES = {"ops": "operators", "decode": "decoding", "train": "training", "kernels": "kernels"}
+# each with its module
 MEASURED = {
-    "ops": "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and scaled_dot_product_attention",
-    "decode": "one decoding step, and beam search from end to end",
-    "train": "updates as fairseq-train makes them",
-    "kernels": "each operator's kernels alone, beside the bandwidth of a copy",
+    "ops": ("operators", "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and attention"),
+    "decode": ("decoding", "one decoding step, and beam search from end to end"),
+    "train": ("training", "updates as fairseq-train makes them"),
+    "kernels": ("kernels", "each operator's kernels alone, beside the bandwidth of a copy"),
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -33,27 +32,13 @@ def numbers(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
-def device(text: str) -> str:
-    """The name of a device that this project runs on."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected cpu, cuda or cuda:N")
-    return text
-
-
-class Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that ends with the default, where there is one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default else action.help
-
-
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argument_parser(__doc__)
     commands = parser.add_subparsers(dest="what", required=True, metavar=f"{{{','.join(MEASURED)}}}")
-    for name, what in MEASURED.items():
-        description = f"Measure {what}."
-        add = commands.add_parser(name, formatter_class=Defaults, help=what, description=description).add_argument
-        add("--device", type=device, default="cpu", help="cpu, cuda or cuda:N")
+    for name, (_, what) in MEASURED.items():
+        form = argparse.ArgumentDefaultsHelpFormatter
+        add = commands.add_parser(name, formatter_class=form, help=what, description=f"Measure {what}.").add_argument
+        add("--device", default="cpu", help="cpu, cuda or cuda:N")
         add("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
         add("--seconds", type=float, default=1.0, help="about how long each case is timed")
         add("--out", type=Path, metavar="FILE", help="write the records as JSON too")
@@ -97,13 +82,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from scripts.fairseq_io.models import load_plugin
 
-    if args.device.startswith("cuda"):
-        index, count = int(args.device.partition(":")[2] or 0), torch.cuda.device_count()
-        if index >= count:
-            raise UserError(
-                f"--device {args.device}: torch {torch.__version__} sees no CUDA device of that number, {count} in all"
-            )
-        torch.cuda.set_device(index)  # for whatever names no device: fairseq's trainer, events
+    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if args.device not in (places := ["cpu", *(["cuda"] if cuda else []), *cuda]):
+        raise UserError(f"--device {args.device}: torch {torch.__version__} has {', '.join(places)} here")
+    if args.device != "cpu":
+        torch.cuda.set_device(
+            int(args.device.partition(":")[2] or 0)
+        )  # for whatever names no device: fairseq's trainer, events
     if args.threads:
         torch.set_num_threads(args.threads)
     torch.manual_seed(1)
@@ -116,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"there is nothing to measure: {missing}")
     device = torch.device(args.device)
     print(f"{args.what} on {machine(device)}")
-    measured = importlib.import_module(f"scripts.bench.{MODULES[args.what]}")
+    measured = importlib.import_module(f"scripts.bench.{MEASURED[args.what][0]}")
     records = []
     for rows in measured.tables(args, device):
         status, table = StatusLine(), []
@@ -130,12 +115,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         cells = [["-" if value is None else form.format(value) for *_, form, value in row] for row in table]
         left = len(list(takewhile(lambda cell: isinstance(cell[-1], str), table[0])))  # columns of words
         print("\n".join(aligned([[heading for heading, *_ in table[0]], *cells], left=left, rule=True)) + "\n")
-    if args.what == "ops" and args.device.startswith("cuda"):
-        absent = [name for name in ("lightconv_cuda", "dynamicconv_cuda") if importlib.util.find_spec(name) is None]
-        if absent:
-            print(f"not measured: fairseq's own CUDA kernels ({', '.join(absent)} not installed)")
     if args.out:
-        arguments = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+        arguments = vars(args) | {"out": str(args.out)}
         write_json(args.out, {"what": args.what, "arguments": arguments, "records": records})
 
 

@@ -199,7 +199,7 @@ class Measured:
             result[name] = Case(partial(layer, x, unfold=unfold), [x, weight])
         # of any other width fairseq's kernels compute nothing, and say so on standard output
         if self.device.type == "cuda" and self.dtype != torch.bfloat16 and K in (3, 5, 7, 15, 31, 63, 127, 255):
-            with contextlib.suppress(ImportError):  # the command says so, once
+            with contextlib.suppress(ImportError):
                 layer, weight = fairseq_layer(f"{kind} cuda", shape, x, logits)
                 result["fairseq cuda"] = Case(partial(layer, x), [x, weight])
         if operator == "light":  # softmax included, in the layout that each peer wants

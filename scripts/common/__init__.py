@@ -7,9 +7,11 @@ from types import TracebackType
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def say_what_is_missing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that nothing caught: of a package that is not installed the way to have it, else a traceback."""
-    if isinstance(error, ModuleNotFoundError):
+def say_in_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that nothing caught: a sentence for an interruption or a missing package, else a traceback."""
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+    elif isinstance(error, ModuleNotFoundError):
         print(
             f"error: the package {error.name} is not installed for {sys.executable}. Make the environment with "
             "scripts/setup.sh and run its Python, or run pip install -e '.[fairseq,recipes]' in the checkout",

@@ -11,8 +11,6 @@ from scripts.common.errors import UserError
 from scripts.common.process import interruptible
 from scripts.common.terminal import print_any_letter
 
-_INTERRUPTED = 130  # the exit status that shells give for Ctrl-C
-
 
 def argument_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser that shows a command's docstring, and in its usage what was typed: `python -m scripts.train`."""
@@ -56,6 +54,3 @@ def run_command(main: Callable[[], None]) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be printed is not tried again at the end
         sys.exit(f"error: {in_words(error)}")
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(_INTERRUPTED)

@@ -13,7 +13,7 @@ _MORE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "D
 
 
 @contextmanager
-def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> Iterator[Any]:
+def open_figure(path: Path, *, width: float, height: float) -> Iterator[Any]:
     """Yield a figure of so many inches, to be drawn on; it is written to ``path`` if no error comes.
 
     A name that ends in .svg gives an SVG file with text as text, any other a PNG file.
@@ -30,7 +30,7 @@ def open_figure(path: Path, *, width: float, height: float, dpi: int = 120) -> I
     # the same drawing gives the same bytes
     settings = {"font.family": families, "svg.fonttype": "none", "svg.hashsalt": "lightconv"}
     with matplotlib.rc_context(settings):
-        figure = pyplot.figure(figsize=(width, height), dpi=dpi)
+        figure = pyplot.figure(figsize=(width, height), dpi=120)
         try:
             yield figure
             with atomic_file(path, "wb") as f:

@@ -2,9 +2,10 @@
 
 Every folder that is written to has a list of what was written there, the file ``.lightconv``: JSON, by name, with the
 size of each file that is complete. A file is ours if it is listed with the size that it has; what a user has added or
-edited is not. Before a command works, it refuses by name what is in its way. Names of the form ``.NAME.lightconv`` are
-results in the making: they lie beside their place, get their names when they are complete, and the next run overwrites
-what a killed one left. A lock beside a folder keeps two runs out of each other's way.
+edited is not. Before a command works, it refuses by name what is in its way: whatever here writes, replaces or removes
+raises a UserError for what is not ours. Names of the form ``.NAME.lightconv`` are results in the making: they lie
+beside their place, get their names when they are complete, and the next run overwrites what a killed one left. A lock
+beside a folder keeps two runs out of each other's way.
 """
 
 import fcntl
@@ -33,6 +34,11 @@ def _is_marked(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(LIST)
 
 
+def _is_scratch(path: Path) -> bool:
+    """Return True if ``path`` is in the making, or in a folder that is: all there is ours, and listed at the end."""
+    return any(map(_is_marked, (path, *path.parents)))
+
+
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
@@ -40,42 +46,38 @@ def _is_folder(path: Path) -> bool:
 def _listed(folder: Path) -> dict[str, int | None]:
     """Entries of a folder's list: sizes by name or pattern; None for any size."""
     file = folder / LIST
-    if not os.path.lexists(file):
-        return {}
     try:
-        listed = json.loads(file.read_bytes())["written"]
-        return {str(name): size for name, size in listed.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        return dict(json.loads(file.read_bytes())["written"])
+    except FileNotFoundError:
+        return {}
+    except (ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"{file} is not a list of this project, which keeps one of that name in every folder that it writes to: "
             "move the file away, or choose another folder"
         ) from error
 
 
-def _enter(folder: Path, entries: Mapping[str, int | None], gone: str = "") -> None:
-    with _whole(folder / LIST, "w") as f:  # alone from here on
-        listed = {**_listed(folder), **entries}
-        listed.pop(gone, None)
-        json.dump({"written": listed}, f, indent=0, sort_keys=True)
-
-
-def _fits(path: Path, listed: dict[str, int | None]) -> bool:
-    return _is_marked(path) or any(
-        _bears(path, name) and size in (None, path.lstat().st_size) for name, size in listed.items()
-    )
+def _enter(folder: Path, entries: Mapping[str, int | None]) -> None:
+    with atomic_file(folder / LIST) as f:  # alone from here on
+        json.dump({"written": {**_listed(folder), **entries}}, f, indent=0, sort_keys=True)
 
 
 def _bears(path: Path, name: str) -> bool:
     return path.name == name or fnmatch.fnmatchcase(path.name, name)
 
 
-def _foreign(folder: Path) -> list[Path]:
-    """The files in a folder, and in the folders in it, that are not ours. An empty folder is nobody's."""
-    listed, found = _listed(folder), list[Path]()
-    for path in sorted(folder.iterdir()):
-        if not _fits(path, listed):
-            found += _foreign(path) if _is_folder(path) else [path]
-    return found
+def _fits(path: Path, listed: Mapping[str, int | None]) -> bool:
+    return _is_marked(path) or any(
+        _bears(path, name) and size in (None, path.lstat().st_size) for name, size in listed.items()
+    )
+
+
+def _foreign(path: Path) -> list[Path]:
+    """Return a file, or the files in a folder and the folders in it that are not ours. An empty folder is nobody's."""
+    if not _is_folder(path):
+        return [path]
+    listed = _listed(path)
+    return [other for each in sorted(path.iterdir()) if not _fits(each, listed) for other in _foreign(each)]
 
 
 def check_writable(*paths: Path) -> None:
@@ -90,12 +92,8 @@ def check_writable(*paths: Path) -> None:
 
 def check_replaceable(folder: Path) -> None:
     """Refuse to replace a folder in which anything is not ours."""
-    if not os.path.lexists(folder):
-        return
-    if not _is_folder(folder):
-        raise UserError(f"{folder} is not a folder, and one of that name is to be written; choose another")
-    if others := _foreign(folder):
-        names = ", ".join(str(each.relative_to(folder)) for each in others[:3])
+    if os.path.lexists(folder) and (others := _foreign(folder)):
+        names = ", ".join(os.path.relpath(each, folder.parent) for each in others[:3])
         raise UserError(
             f"{folder} would be replaced, and holds what this project did not write there as it is now: {names}"
             f"{' and more' if len(others) > 3 else ''}; move that away, or choose another folder"
@@ -103,44 +101,32 @@ def check_replaceable(folder: Path) -> None:
 
 
 def claim(folder: Path, *names: str) -> None:
-    """List what is about to be written to ``folder``: names, or patterns such as ``*.pt`` of another program's files.
-
-    Raises:
-        UserError: one is there and is somebody else's.
-    """
+    """List what is about to be written to ``folder``: names, or patterns such as ``*.pt`` of what others write."""
     folder.mkdir(parents=True, exist_ok=True)
-    new = dict.fromkeys(name for name in names if _listed(folder).get(name, -1) is not None)
+    listed = _listed(folder)
+    new = dict.fromkeys(name for name in names if name not in listed or listed[name] is not None)
     check_writable(*(path for path in folder.iterdir() if any(_bears(path, name) for name in new)))
     if new:
         _enter(folder, new)
 
 
+def _claim_file(path: Path) -> None:
+    if _is_scratch(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        claim(path.parent, path.name)
+
+
+def _complete_file(path: Path) -> None:
+    if not _is_scratch(path):
+        _enter(path.parent, {path.name: path.stat().st_size})
+
+
 def remove(path: Path) -> None:
-    """Remove a file or a folder of ours; one that is not there is no error.
-
-    Raises:
-        UserError: it is somebody else's, or holds something that is.
-    """
-    if _is_marked(path) or _is_in_the_making(path):
-        _clear(path)
-    elif _is_folder(path):
-        check_replaceable(path)
-        _clear(path)
-    elif os.path.lexists(path):
-        check_writable(path)
-        _clear(path)
-        _enter(path.parent, {}, gone=path.name)
-
-
-def replace(made: Path, path: Path) -> None:
-    """Give a file that was in the making its name, in place of one of ours.
-
-    Raises:
-        UserError: somebody else's file has that name.
-    """
-    claim(path.parent, path.name)
-    os.replace(made, path)
-    _enter(path.parent, {path.name: path.stat().st_size})
+    """Remove a file or a folder of ours; one that is not there is no error."""
+    if not _is_scratch(path):
+        (check_replaceable if _is_folder(path) else check_writable)(path)
+    _clear(path)
 
 
 def _clear(path: Path) -> None:
@@ -150,9 +136,20 @@ def _clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def replace(made: Path, path: Path) -> None:
+    """Give a file that was in the making its name, in place of one of ours."""
+    _claim_file(path)
+    os.replace(made, path)
+    _complete_file(path)
+
+
 @contextmanager
-def _whole(path: Path, mode: str) -> Iterator[IO]:
-    """A file that gets its name when it is complete and on the disk."""
+def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
+    """Open a file for writing; it takes the name ``path``, in place of one of ours, if the block ends without an error.
+
+    By then it is on the disk. Another process that writes the same file is waited for.
+    """
+    _claim_file(path)
     partial = in_the_making(path)
     options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
     with writing(path), open(_alone(partial), mode, **options) as f:
@@ -164,6 +161,7 @@ def _whole(path: Path, mode: str) -> Iterator[IO]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+    _complete_file(path)
 
 
 def _alone(partial: Path) -> int:
@@ -179,50 +177,17 @@ def _alone(partial: Path) -> int:
         os.close(held)  # it has just got its final name
 
 
-def _is_in_the_making(path: Path) -> bool:
-    """Return True if a folder above ``path`` is scratch, in which all is ours."""
-    return any(map(_is_marked, path.parents))
-
-
-def _take(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not _is_in_the_making(path):
-        claim(path.parent, path.name)
-
-
-@contextmanager
-def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
-    """Open a file for writing; it takes the name ``path``, in place of one of ours, if the block ends without an error.
-
-    Raises:
-        UserError: there is a file of that name that this project did not write.
-    """
-    _take(path)
-    with _whole(path, mode) as f:
-        yield f
-    if not _is_in_the_making(path):
-        _enter(path.parent, {path.name: path.stat().st_size})
-
-
 @contextmanager
 def open_own(path: Path, mode: str, **options: Any) -> Iterator[IO]:
-    """Open a file of ours under its own name: a log that grows, or what lies in a folder in the making.
-
-    Raises:
-        UserError: there is a file of that name that this project did not write.
-    """
-    _take(path)
+    """Open a file of ours under its own name: a log that grows, or what lies in a folder in the making."""
+    _claim_file(path)
     with writing(path), open(path, mode, **options) as f:
         yield f
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it takes the name ``path``, in place of one of ours, if the block ends well.
-
-    Raises:
-        UserError: ``path`` is there and holds something that this project did not write, or that has been edited.
-    """
+    """Yield an empty folder to fill; it takes the name ``path``, in place of one of ours, if the block ends well."""
     check_replaceable(path)
     partial, old = in_the_making(path), in_the_making(path, ".old")
     if old.exists() and not path.exists():  # killed between two renames: the older one is the good one
@@ -230,12 +195,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     _clear(old)
     with scratch_folder(partial):
         yield partial
-        seal(partial)
+        _list_all(partial)
         check_replaceable(path)
         if path.exists():
             os.replace(path, old)
         os.replace(partial, path)
         _clear(old)
+
+
+def _list_all(folder: Path) -> None:
+    """List all that is in a folder in the making, with sizes, also what other programs wrote."""
+    for each in [folder, *(path for path in folder.rglob("*") if _is_folder(path))]:
+        _enter(each, {path.name: path.lstat().st_size for path in each.iterdir() if not _is_folder(path)})
 
 
 @contextmanager
@@ -249,12 +220,6 @@ def scratch_folder(place: Path) -> Iterator[Path]:
         _clear(place)
 
 
-def seal(folder: Path) -> None:
-    """List all that is in a folder in the making, with sizes."""
-    for each in [folder, *(path for path in folder.rglob("*") if _is_folder(path))]:
-        _enter(each, {path.name: path.lstat().st_size for path in each.iterdir() if not _is_folder(path)})
-
-
 def work_folder(path: Path, made_from: Any) -> Path:
     """The folder in which ``path`` is in the making, to go on with what a killed run made there from the same.
 
@@ -266,29 +231,29 @@ def work_folder(path: Path, made_from: Any) -> Path:
         if notes.exists():
             print(f"note: the inputs or the code have changed since; this begins {path} anew", flush=True)
         _clear(work)
-        work.mkdir(parents=True)
-        with _whole(notes, "w") as f:
+        with atomic_file(notes) as f:
             json.dump(made_from, f)
     return work
 
 
 @contextmanager
-def lock(path: Path, *, shared: bool = False, patience: float | None = None) -> Iterator[None]:
+def lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the lock of an output folder or file: many may read it together (``shared``), one alone may write it.
 
     Programs started meanwhile inherit the lock, so it is held until the last of them has ended.
 
     Raises:
-        UserError: another run holds it and did not let go of it in ``patience`` seconds.
+        UserError: another run holds it and does not let go of it in time, or the file system has no locks.
     """
     place = in_the_making(path.absolute(), ".lock")
     place.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + (PATIENCE_SECONDS if patience is None else patience)
+    deadline = time.monotonic() + PATIENCE_SECONDS
     with open(place, "ab") as held:
         os.set_inheritable(held.fileno(), True)
         while True:
             try:
                 fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                break
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise UserError(
@@ -300,6 +265,4 @@ def lock(path: Path, *, shared: bool = False, patience: float | None = None) -> 
                     f"{place} cannot be locked, so two runs could write one file: its file system has no locks "
                     f"({error.strerror}); take a folder on another, or have it mounted with them (Lustre: -o flock)"
                 ) from error
-            else:
-                break
         yield

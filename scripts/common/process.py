@@ -5,7 +5,6 @@ import functools
 import logging
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,10 @@ from scripts.common.outputs import open_own
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+# the output of programs is read, and becomes results
+_READABLE = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
+# glibc keeps what is freed: giving it back, and having it zeroed anew, takes a tenth of an update on a processor
+_FOR_SPEED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
 def interruptible() -> None:
@@ -68,19 +71,11 @@ def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
         UserError: it fails; the sentence begins with ``failed``, and ends with its last line.
         ChildProcessError: it was killed, which says nothing about what it was asked.
     """
-    command = [sys.executable, "-P", *arguments]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        check=False,
-        env=environment() | _READABLE,
-        encoding="utf-8",
-        errors="backslashreplace",  # in a library's warning: what is asked for is ASCII
-    )
+    command, env = [sys.executable, "-P", *arguments], environment() | _READABLE
+    # what is asked for is ASCII; a library's warning may be anything
+    done = subprocess.run(command, capture_output=True, env=env, encoding="utf-8", errors="backslashreplace")
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        memory = "; is there too little memory?" if name == "SIGKILL" else ""
-        raise ChildProcessError(f"{failed}: it was killed by {name}{memory}")
+        raise ChildProcessError(f"{failed}: it was killed by {signal.Signals(-done.returncode).name}")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise UserError(f"{failed}: {last.removeprefix('error: ')}")
@@ -136,17 +131,6 @@ def as_found() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
-# fairseq's output is read, and becomes results
-_READABLE = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
-_FOR_SPEED = {
-    # idle OpenMP threads sleep: where another job had the cores too, spinning made updates 10 times slower
-    "OMP_WAIT_POLICY": "PASSIVE",
-    # glibc keeps what is freed: giving it back, and having it zeroed anew, takes a tenth of an update on a processor
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(2**34),
-}
-
-
 def run_logged(
     command: Sequence[str],
     log: Path,
@@ -156,7 +140,7 @@ def run_logged(
     append: bool = False,
     cwd: Path | None = None,
     defaults: Mapping[str, str] | None = None,
-) -> int:
+) -> None:
     """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
 
     ``cwd`` is the folder it runs in, if not this process's; ``defaults`` are variables of its environment, where this
@@ -165,35 +149,26 @@ def run_logged(
     warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
     Bytes that are not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
 
-    Returns:
-        the most memory that it, or a program that it ran, held, in MB.
-
     Raises:
         UserError: it failed; the message has its last lines.
     """
-    settings = {name: os.environ.get(name, value) for name, value in {**_FOR_SPEED, **(defaults or {})}.items()}
-    settings |= _READABLE
-    said: deque[str] = deque(maxlen=200)
+    unset = {name: value for name, value in {**_FOR_SPEED, **(defaults or {})}.items() if name not in os.environ}
+    last: deque[str] = deque(maxlen=5)
     with (
         open_own(log, "ab" if append else "wb", buffering=0) as sink,
-        child(command, env=settings, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        child(command, env=unset | _READABLE, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         for line in _lines(process.stdout, process.stderr):
             sink.write(line)
             text = line.decode("utf-8", errors="surrogateescape").rstrip("\n")
             on_line(text)
-            said += filter(str.strip, text.splitlines())
-        _, ended, used = os.wait4(process.pid, 0)
-        status = process.returncode = os.waitstatus_to_exitcode(ended)
+            last += filter(str.strip, text.splitlines())
+        status = process.wait()
     if status == 0:
-        return used.ru_maxrss // 1024
+        return
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    tail = "\n".join(f"  {line[:600]}" for line in [*said][-5:])
-    message = f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}"
-    free = shutil.disk_usage(log.parent).free
-    if any("No space left on device" in line for line in said) or free < 1 << 20:
-        message += f"\nThe disk that holds {log.parent} is full ({free:,} bytes free): make room and run it again"
-    raise UserError(message)
+    tail = "\n".join(f"  {line[:600]}" for line in last)
+    raise UserError(f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}")
 
 
 def _lines(*streams: IO[bytes] | None) -> Iterator[bytes]:

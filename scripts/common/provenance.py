@@ -32,12 +32,6 @@ def git_state() -> dict[str, Any] | None:
         return None
 
 
-def commit() -> str:
-    """The checkout's commit in short, with a mark where files have changed since."""
-    state = git_state()
-    return state["commit"][:10] + ("+changes" if state["changed"] else "") if state else "unknown"
-
-
 def versions() -> dict[str, str | None]:
     """The versions of Python and of the packages that take part."""
     found = package_versions(PACKAGES).items()
@@ -68,11 +62,12 @@ def machine() -> dict[str, Any]:
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
     """Describe what a score was measured with, beside its own definition: ``settings``, then the versions."""
+    state = git_state()
     parts = {
         "model": model,
         "data": dataset,
         **settings,
-        "commit": commit(),
+        "commit": state["commit"][:10] + ("+changes" if state["changed"] else "") if state else "unknown",
         "torch": version("torch"),
         "fairseq": next(filter(None, package_versions(FAIRSEQ).values()), "unknown"),
     }

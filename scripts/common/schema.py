@@ -1,6 +1,6 @@
 """Keys and values of YAML files: checked one by one, or all at once against a frozen dataclass.
 
-Libraries were tried on 13 wrong files (data_prep/README.md): each let some of them pass, which this module refuses.
+Libraries were tried on 13 wrong files: each let some of them pass, which this module refuses.
 """
 
 import dataclasses

@@ -18,29 +18,31 @@ def print_any_letter() -> None:
 
 
 class StatusLine:
-    """The current state of a long job. ``update`` shows it, ``line`` says something that is to stay."""
+    """The current state of a long job: ``update`` shows it on stderr, ``line`` prints on stdout what is to stay."""
 
     def __init__(self) -> None:
-        self._live = sys.stdout.isatty()
+        self._live = sys.stderr.isatty()
         self._shown = False
         self._last = -SECONDS_BETWEEN_LINES
 
     def update(self, text: str) -> None:
         now = time.monotonic()
         if self._live:
-            print(f"\r\x1b[K{text}", end="", flush=True)
+            print(f"\r\x1b[K{text}", end="", flush=True, file=sys.stderr)
             self._shown = True
         elif now - self._last >= SECONDS_BETWEEN_LINES:
-            print(text, flush=True)
+            print(text, flush=True, file=sys.stderr)
             self._last = now
 
     def line(self, text: str) -> None:
-        print(f"\r\x1b[K{text}" if self._shown else text, flush=True)
+        if self._shown:
+            print("\r\x1b[K", end="", flush=True, file=sys.stderr)
+        print(text, flush=True)
         self._shown = False
 
     def close(self) -> None:
         if self._shown:
-            print(flush=True)
+            print(flush=True, file=sys.stderr)
         self._shown = False
 
 

@@ -6,7 +6,8 @@
 
 A seed that has its scores in the run's record.json, or diverged, is not run again. --work may name several folders:
 runs are made in the first, and the records of the others count too. So a machine that is lent for minutes needs nothing
-but the records of those before it. Several runs at a time, on GPUs or a cluster:
+but the records of those before it. What else is given (--devices N, --raw DIR, --from train) goes to scripts.reproduce.
+Several runs at a time, on GPUs or a cluster:
   snakemake -s scripts/sweep/Snakefile --cores all --resources gpu=8 --config compare=FILE.yaml
 """
 
@@ -15,12 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.common import CHECKOUT
-from scripts.common.command import argument_parser, positive, run_command
+from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file, check_writable
 from scripts.compare.page import as_markdown, as_text, claims, draw
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce
+from scripts.tables.records import read_record
 
 
 def missing(run: Run | None, seeds: Sequence[int]) -> list[int]:
@@ -55,10 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--work", type=Path, nargs="+", metavar="DIR", default=[CHECKOUT / "work"], help="see above (default: work)")
     add("--run", action="store_true", help="run what is missing first")
     add("--seeds", metavar="N,N", help="run these seeds alone")
-    add("--devices", type=positive, metavar="N", help="of each run; see scripts.reproduce --help")
-    add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
-    add("--from", dest="first", metavar="STAGE", help="begin each run with this stage: train, on prepared text")
-    arguments = parser.parse_args(argv)
+    arguments, options = parser.parse_known_args(argv)
+    if options and not arguments.run:
+        parser.error(f"unknown: {' '.join(options)}; with --run they would go to scripts.reproduce")
     failed, verdicts, about = list[str](), list[str](), "A comparison"
     losses = arguments.out and arguments.out.with_suffix(".losses.svg")
     check_writable(*([arguments.out, losses] if arguments.out else []))
@@ -67,8 +68,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UserError(f"{len(arguments.what)} files were given; a comparison is one file, or folders of runs")
         comparison = read_comparison(arguments.what[0])
         if arguments.run:
-            given = {"--devices": arguments.devices, "--raw": arguments.raw, "--from": arguments.first}
-            options = [f"{flag}={value}" for flag, value in given.items() if value is not None]
             failed = run_all(comparison, arguments.work, options, arguments.seeds.split(",") if arguments.seeds else [])
         found = [read_run(model, comparison.config(model), arguments.work) for model in comparison.models]
         runs = [run for run in found if run is not None]
@@ -79,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         verdicts = claims(comparison, by_name)
         folders = {run.name: arguments.work[0] / run.record["dataset"] / run.record["model"] for run in runs}
     else:
-        runs, folders = read_folders(arguments.what)
+        folders = read_folders(arguments.what)
+        runs = [Run(name, read_record(folder / "record.json")) for name, folder in folders.items()]
         baseline = runs[0]
     if arguments.out is None:
         print(as_text(runs, baseline, verdicts))

@@ -1,53 +1,144 @@
-"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses."""
+"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses.
 
-from collections.abc import Iterator, Mapping, Sequence
+The interval of a difference has two parts, as of independent errors: the test set's, by paired bootstrap, and the
+seeds', by one deviation, pooled over the models of several seeds. That is a rough estimate from few seeds, so the
+interval is Student's, with Satterthwaite's degrees of freedom.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
+from scipy.stats import t as student
+
+from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock, markdown_table
-from scripts.compare.plan import Comparison, Run
-from scripts.compare.results import difference, judge, pooled
+from scripts.compare.plan import Claim, Comparison, Run
 from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.trainlog import read_log_file
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
+from scripts.scoring.significance import standard_error
 from scripts.tables.records import EMPTY, best_seed, lookup, metric, number, spread
 
+HELD, FAILED, UNDECIDED, ABSENT = "held", "did not hold", "cannot be told at this size", "not run"
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "precision", "versions", "machine", "git.commit")
 _LONGEST = 60  # letters of a setting
 _HOW = (
     "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, with "
     "a 95% interval that covers the choice of the test set (paired bootstrap over its sentences) and of the seeds (one "
-    "deviation, pooled over all models of several seeds); for a perplexity, the seeds only. A claim held if the whole "
-    "of its brackets is on its side."
+    "deviation, pooled over all models of several seeds, if there are any); for a perplexity, the seeds only. A claim "
+    "held if the whole of its brackets is on its side."
 )
 
 
-def figures(runs: Sequence[Run], baseline: Run) -> list[list[str]]:
-    """Return what the runs reached: a row for each run, a column for each quantity that any of them has."""
-    seeds, kinds = pooled([run for run in runs if run.key == baseline.key]), {metric(run.record) for run in runs}
+@dataclass(frozen=True)
+class Interval:
+    """A figure and half its 95% interval; None where nothing tells how sure it is."""
+
+    value: float
+    half: float | None
+
+    def __str__(self) -> str:
+        ends = "" if self.half is None else f" [{self.value - self.half:+.2f}, {self.value + self.half:+.2f}]"
+        return f"{self.value:+.2f}{ends}"
+
+    def verdict(self, at_least: float) -> str:
+        """Return whether the figure is at least so much."""
+        over = self.value - at_least
+        if self.half is None or -self.half <= over < self.half:
+            return UNDECIDED
+        return HELD if over > 0 else FAILED
+
+
+def pooled(runs: Sequence[Run]) -> tuple[float, int] | None:
+    """The variance of a score over the seeds and its degrees of freedom, of the runs of several seeds, if any."""
+    several = [scores for run in runs if len(scores := run.scores(run.key)) > 1]
+    freedom = sum(len(scores) - 1 for scores in several)
+    return (sum(variance(scores) * (len(scores) - 1) for scores in several) / freedom, freedom) if freedom else None
+
+
+def difference(run: Run, other: Run, seeds: tuple[float, int] | None) -> Interval:
+    """The score of a run minus that of another; of perplexities, of which less is better, the other way round.
+
+    Args:
+        seeds: what ``pooled`` says; without it the interval is the test set's alone.
+
+    Raises:
+        UserError: the runs are of other test sets.
+    """
+    one, two = run.scores(run.key), other.scores(run.key)
+    value, of_lines, of_seeds = fmean(one) - fmean(two), 0.0, 0.0
+    ours, theirs = run.lines(), other.lines()
+    if run.counted is None:
+        value = -value
+    elif ours and theirs:
+        if {len(lines) for lines in [*ours, *theirs]} != {len(ours[0])}:
+            raise UserError(f"{run.name} and {other.name} are scored on other test sets")
+        of_lines = standard_error(run.counted, ours, theirs) ** 2
+    if seeds:
+        of_seeds = seeds[0] * (1 / len(one) + 1 / len(two))
+    if not (seeds if run.counted is None else ours and theirs):
+        return Interval(value, None)
+    freedom = seeds[1] * (1 + of_lines / of_seeds) ** 2 if seeds and of_seeds else math.inf
+    return Interval(value, float(student.ppf(0.975, freedom)) * math.sqrt(of_seeds + of_lines))
+
+
+def gains(runs: Sequence[Run], baseline: Run) -> tuple[dict[str, Interval], str]:
+    """Return the differences to the baseline by the names of the runs that have one, and a sentence on chance."""
+    alike = [run for run in runs if run.key == baseline.key and run.scores(run.key)]
+    seeds = pooled(alike)
+    found = {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
+    halves = [gain.half for gain in found.values() if gain.half is not None]
+    if not halves or not baseline.lines():
+        return found, ""
+    alone = "" if seeds else " (of the lines alone: no model has several seeds)"
+    return found, f"{len(baseline.lines()[0]):,} lines: differences below {max(halves):.2f} are chance{alone}."
+
+
+def judge(claim: Claim, runs: Mapping[str, Run], seeds: tuple[float, int] | None) -> tuple[str, str]:
+    """Return the verdict on a claim, and the figure or the reason that it rests on."""
+    if not {claim.model, claim.than} <= runs.keys():
+        return ABSENT, ""
+    model, than = runs[claim.model], runs[claim.than]
+    if diverged := [run for run in (model, than) if run.diverged]:
+        verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged == [than] else FAILED
+        return verdict, " and ".join(f"{run.name} diverged with seed {', '.join(run.diverged)}" for run in diverged)
+    if not (model.scores(model.key) and than.scores(model.key)):
+        return ABSENT, ""
+    figure = difference(model, than, seeds)
+    if seeds is None or figure.half is None:
+        return UNDECIDED, f"{figure}, and no run has several seeds, or one no counts of its lines"
+    return figure.verdict(claim.at_least), str(figure)
+
+
+def figures(runs: Sequence[Run], baseline: Run, gained: Mapping[str, Interval]) -> list[list[str]]:
+    """Return a row for each run, and a column for each quantity that any run has, their own score first."""
+    kinds, own = {metric(run.record) for run in runs}, {run.judged for run in runs}
     columns: dict[str, list[str]] = {"model": [run.name for run in runs]}
 
     def column(title: str, cells: list[str]) -> None:
         if any(cell != EMPTY for cell in cells):
             columns[title] = cells
 
+    def scores(keys: Iterable[str]) -> None:
+        for key in keys:
+            title = NAMES[key] + (" (lower is better)" if key in LOWER_IS_BETTER else "")
+            column(f"valid {title}", [spread(lookup(run.record, f"summary.valid.{key}")) for run in runs])
+            of_runs = [run.scores(key) for run in runs]
+            column(title, [spread(over(scores)) if scores else EMPTY for scores in of_runs])
+
+    keys = [key for kind in KEYS if kind in kinds for key in KEYS[kind]]
+    scores(key for key in keys if key in own)
+    column(f"{NAMES[baseline.key]} over {baseline.name}", [str(gained.get(run.name, EMPTY)) for run in runs])
+    # what stands between blanks is no word of a text that was never tokenised
+    scores(key for key in keys if key not in own and (key != "bleu" or own != {"sacrebleu"}))
     column("parameters", [number(run.record, "parameters", ",d") for run in runs])
     column("seeds", [", ".join(run.scored) or EMPTY for run in runs])
-    for key in (key for kind in KEYS if kind in kinds for key in KEYS[kind]):
-        lower = " (lower is better)" if key in LOWER_IS_BETTER else ""
-        column(f"valid {NAMES[key]}{lower}", [spread(lookup(run.record, f"summary.valid.{key}")) for run in runs])
-        of_runs = [run.scores(key) for run in runs]
-        column(f"{NAMES[key]}{lower}", [spread(over(scores)) if scores else EMPTY for scores in of_runs])
-    key = baseline.key
-    gains = [
-        str(difference(run, baseline, seeds))
-        if run is not baseline and run.key == key and run.scores(key) and baseline.scores(key)
-        else EMPTY
-        for run in runs
-    ]
-    column(f"{NAMES[baseline.key]} over {baseline.name}", gains)
     column("sentences/s", [spread(lookup(run.record, "speed.sentences_per_second"), ".1f") for run in runs])
     column("speed, x baseline", [number(run.record, "speed.ratio", ".2f") for run in runs])
     bests = [best_seed(run.record) for run in runs]
@@ -95,23 +186,30 @@ def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
 
 def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
     """All of it for a terminal; a run is a column, since there are more quantities than runs."""
-    table = [list(column) for column in zip(*figures(runs, baseline), strict=True)]
-    different, lines = differences(runs), ["They do not differ in any setting."]
-    if different:
-        lines = aligned([["different in", *(run.name for run in runs)], *different], left=1, rule=True)
-    parts = [*([*verdicts, ""] if verdicts else []), *aligned(table, left=1, rule=True), "", *lines]
-    return "\n".join(parts)
+    gained, chance = gains(runs, baseline)
+    table = [list(column) for column in zip(*figures(runs, baseline, gained), strict=True)]
+    settings = [["different in", *(run.name for run in runs)], *differences(runs)]
+    same = "They do not differ in any setting."
+    lines = aligned(settings, left=1, rule=True) if len(settings) > 1 else [same]
+    blocks = (verdicts, aligned(table, left=1, rule=True), [chance] if chance else [], lines)
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str], losses: Path | None) -> str:
     """All of it as a page, with the picture ``losses`` beside it."""
-    (header, *rows), different = figures(runs, baseline), differences(runs)
-    parts = [f"# {about}", "Written by `python -m scripts.compare` from the records of the runs.", _HOW]
-    parts += ["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else []
-    parts += [markdown_table(header, rows)]
-    parts += [markdown_table(["different in", *(run.name for run in runs)], different)] if different else []
-    parts += [f"![losses of all runs]({losses.name})"] if losses else []
-    return "\n\n".join(parts) + "\n"
+    gained, chance = gains(runs, baseline)
+    (header, *rows), different = figures(runs, baseline, gained), differences(runs)
+    parts = [
+        f"# {about}",
+        "Written by `python -m scripts.compare` from the records of the runs.",
+        _HOW,
+        "\n".join(f"- {verdict}" for verdict in verdicts),
+        markdown_table(header, rows),
+        chance,
+        markdown_table(["different in", *(run.name for run in runs)], different) if different else "",
+        f"![losses of all runs]({losses.name})" if losses else "",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def draw(folders: Mapping[str, Path], out: Path) -> Path | None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.dataset import load_dataset
-from scripts.common.errors import UserError
 from scripts.common.schema import build, require
 from scripts.common.strict_yaml import read_yaml
 from scripts.pipeline.config import Config, load_config
@@ -86,6 +85,12 @@ class Run:
         """The score that models are compared by."""
         return COMPARED[metric(self.record)]
 
+    @property
+    def judged(self) -> str:
+        """The configuration's own score; of ROUGE the first."""
+        judge = lookup(self.record, "config.score.metric") or "bleu"
+        return self.key if judge == "rouge" else judge
+
     @cached_property
     def scored(self) -> dict[str, dict[str, Any]]:
         """Scores of each seed on the test set."""
@@ -129,20 +134,7 @@ def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
     return Run(name, found | summarise(config.metric, found["seeds"])) if found else None
 
 
-def read_folders(folders: Sequence[Path]) -> tuple[list[Run], dict[str, Path]]:
-    """The runs in some folders, each under a name of its own, as short as it can be; and the folders by these names.
-
-    Raises:
-        UserError: one is given twice, or holds no record.
-    """
-    places = [folder.parent if folder.name == "record.json" else folder for folder in folders]
-    if len({place.resolve() for place in places}) < len(places):
-        raise UserError("the same run was given twice; give each run once")
-    records = [read_record(place / "record.json") for place in places]
-    names = [
-        [record["model"] for record in records],
-        [f"{record['dataset']}/{record['model']}" for record in records],
-        [str(place) for place in places],
-    ]
-    chosen = next(some for some in names if len(set(some)) == len(some))
-    return list(map(Run, chosen, records)), dict(zip(chosen, places, strict=True))
+def read_folders(folders: Sequence[Path]) -> dict[str, Path]:
+    """The folders of runs by the names of their models; by their paths where two have one name."""
+    names = [read_record(folder / "record.json")["model"] for folder in folders]
+    return dict(zip(names if len({*names}) == len(names) else map(str, folders), folders, strict=True))

@@ -9,6 +9,7 @@ that it orders by.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import read_lines, write_json, write_lines
 from scripts.common.outputs import remove
 from scripts.common.process import run_logged
-from scripts.common.terminal import StatusLine
+from scripts.common.terminal import StatusLine, repeatedly
 from scripts.scoring.detokenise import unit_joiner
 
 HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"
@@ -163,16 +164,12 @@ def run_generation(
         UserError: it failed, or left sentences out.
     """
     output = GenerationOutput(subset, nbest)
-    status = StatusLine()
 
-    def on_line(line: str) -> None:
-        output.read(line)
-        done = len(output.hypotheses)
-        if line.startswith("S-") and done and done % 50 == 0:
-            status.update(f"{label}translated {done:,}/{output.expected or 0:,} sentences")
+    def progress() -> str:
+        return f"{label}translated {len(output.hypotheses):,} of {output.expected or 0:,} sentences"
 
-    output.facts["peak_mb"] = run_logged(command, log, on_line, what="fairseq-generate")
-    status.close()
+    with closing(StatusLine()) as status, repeatedly(1.0, lambda: status.update(progress())):
+        run_logged(command, log, output.read, what="fairseq-generate")
     output.complete()
     return output
 

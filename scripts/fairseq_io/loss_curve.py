@@ -8,11 +8,10 @@ from scripts.common.figure import open_figure
 from scripts.fairseq_io.trainlog import TrainLog
 
 _STYLES = ("-", "--", ":", "-.")
-_MARKS = "os^vDP"  # a colour serves every tenth run
 
 
 def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
-    """Draw the losses of some runs, for each its logs by seed: a colour and a mark a run, a style a seed."""
+    """Draw the losses of some runs, for each its logs by seed: a colour a run, a style a seed."""
     if not any(log.train_loss or log.valid_loss for seeds in runs.values() for log in seeds.values()):
         raise UserError(
             f"nothing to draw: no losses in seed<N>/checkpoints/train.log of {', '.join(runs)}; "
@@ -25,8 +24,7 @@ def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
         for number, (name, seeds) in enumerate(runs.items()):
             for style, (seed, log) in enumerate(seeds.items()):
                 label = f"{name}, seed {seed}"
-                marked = _MARKS[number // 10 % len(_MARKS)]
-                for axes, losses, mark in ((train, log.train_loss, ""), (valid, log.valid_loss, marked)):
+                for axes, losses in ((train, log.train_loss), (valid, log.valid_loss)):
                     updates = sorted(losses)
                     axes.plot(
                         updates,
@@ -34,8 +32,7 @@ def draw_losses(runs: Mapping[str, Mapping[int, TrainLog]], out: Path) -> None:
                         color=f"C{number}",
                         linestyle=_STYLES[style % len(_STYLES)],
                         linewidth=1.2,
-                        marker=mark,
-                        markersize=3,
+                        marker=".",  # a validation may be alone
                         label=label,
                     )
                     # the first losses say little and would press all others together

@@ -5,13 +5,13 @@ import logging
 import re
 import shlex
 import textwrap
-import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 from scripts.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
@@ -88,10 +88,6 @@ def load_plugin() -> None:
     # neither which optional packages they would like, nor what they set, nor which backend runs
     for name in ("fairseq", "hydra", "lightconv_plugin"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # fairseq calls hydra and torch as their older versions wanted it
-    warnings.filterwarnings("ignore", module="hydra")
-    warnings.filterwarnings("ignore", message=r"\s*'config' is validated")
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"fairseq|torch\.nn\.utils\.weight_norm")
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(user_dir())))
@@ -104,12 +100,9 @@ def without_memory() -> Iterator[None]:
     import torch
     from fairseq.modules import conv_tbc
 
-    conv_tbc.torch = SimpleNamespace(**{**vars(torch), "Tensor": torch.empty})
-    try:
-        with torch.device("meta"):
-            yield
-    finally:
-        conv_tbc.torch = torch
+    empty = SimpleNamespace(**{**vars(torch), "Tensor": torch.empty})
+    with patch.object(conv_tbc, "torch", empty), torch.device("meta"):
+        yield
 
 
 def stand_in_dictionary(size: int) -> Any:
@@ -130,12 +123,9 @@ def stand_in_dictionaries(size: int, *, joined: bool) -> Iterator[None]:
     """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
     from fairseq.data import Dictionary
 
-    one, load = stand_in_dictionary(size), Dictionary.__dict__["load"]
-    Dictionary.load = classmethod(lambda *_, **__: one if joined else stand_in_dictionary(size))
-    try:
+    one = stand_in_dictionary(size)
+    with patch.object(Dictionary, "load", lambda *_, **__: one if joined else stand_in_dictionary(size)):
         yield
-    finally:
-        Dictionary.load = load
 
 
 def training_arguments(flags: list[str]) -> Namespace:
@@ -151,7 +141,6 @@ class TaskAndModel:
     cfg: Any
     task: Any
     model: Any
-    criterion: Any = None
 
 
 def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> TaskAndModel:

@@ -17,9 +17,6 @@ _TOLD = re.compile(
     r"([\d,]+ samples have invalid sizes and will be skipped.*?)(, first few sample ids.*)?$"
     r"|(lightconv_plugin: the native backend is passed over.*)$"
 )
-_STOPPED = re.compile(
-    r"(early stop since .*|stopping training because current learning rate .*|.* > stop_time_hours: .*)$"
-)
 _BACKEND = re.compile(r"lightconv_plugin: (\S+) runs on the (\S+) backend")
 
 
@@ -47,8 +44,6 @@ class TrainLog:
     valid_loss: dict[int, float] = field(default_factory=dict)
     tokens_per_second: list[float] = field(default_factory=list)
     updates: int = 0
-    epoch: int = 0  # the last that came to an end, or was ended
-    stopped: str | None = None  # by a limit other than those of updates and epochs
     exploded: str | None = None  # fairseq's words
     told: list[str] = field(default_factory=list)
     _earlier: float = 0.0
@@ -66,8 +61,6 @@ class TrainLog:
         if found := _PARAMETERS.search(line):
             self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in found.groups())
             self._earlier, self._this = self._earlier + self._this, 0.0  # a run begins, and fairseq's clock with it
-        if found := _STOPPED.search(line):
-            self.stopped = found[1]
         if found := _EXPLODED.search(line):
             self.exploded = found[1]
         if (found := _TOLD.search(line)) and (text := found[1] or found[3]) not in self.told:
@@ -76,8 +69,6 @@ class TrainLog:
         if progress is None:
             return None
         self.updates = max(self.updates, progress.update)
-        if progress.kind == "train":
-            self.epoch = int(progress.values.get("epoch", 0))
         if "wall" in progress.values:
             self._this = progress.values["wall"]
         if progress.kind == "valid":

@@ -45,7 +45,6 @@ class Translator:
             if not path.is_file():
                 raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
         check_path(model)
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded; see process.run_logged
         os.environ[VARIABLE] = precision  # read when the plugin is loaded
         load_plugin()
         import torch

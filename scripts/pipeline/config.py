@@ -9,9 +9,8 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
   train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
                      so that a file can take back what its base sets; a list is joined with commas
   batch: {tokens: 458752, max-tokens: 3584}   tokens of an update over all devices, and at most how many a device takes
-                     at once: update-freq follows from the devices; in place of train.max-tokens and train.update-freq.
-                     With cpu-processes: 2, where there is no GPU, two processes if there are two cores: small models
-                     train faster so than with two threads
+                     at once: update-freq follows from the devices. With cpu-processes: 2, where there is no GPU, two
+                     processes if there are two cores: small models train faster so than with two threads
   average: {by: update, last: 10}   without it the best checkpoint is used as it is
   generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the units of
                      words; of a language model it is needed only where the text comes prepared
@@ -37,32 +36,30 @@ from typing import Any
 
 from scripts.common.command import argument_parser
 from scripts.common.errors import UserError
-from scripts.common.schema import require, require_known
+from scripts.common.schema import check_fields, require
 from scripts.common.strict_yaml import read_yaml
 
-# what each section may hold. None: fairseq's flags, which fairseq itself checks
-SECTIONS: dict[str, tuple[str, ...] | None] = {
-    "train": None,
-    "batch": ("tokens", "max-tokens", "cpu-processes"),
-    "average": ("by", "last"),
-    "generate": None,
-    "tune": None,
-    "score": ("metric",),
-    "speed": ("beam", "batch-size", "subset", "runs", "baseline"),
-}
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
-WHOLE = ("batch.tokens", "batch.max-tokens", "average.last", "speed.beam", "speed.batch-size", "speed.runs")
-"""Whole numbers from 1 on, each needed where its section is given."""
-
-# flags that the commands set themselves, and what decides them: two homes for one value would part
-_SET_BY = {
-    **dict.fromkeys(("data", "user-dir", "seed", "log-format", "cpu"), "the scripts themselves"),
-    **dict.fromkeys(("save-dir", "log-file", "restore-file"), "the scripts themselves"),
-    **dict.fromkeys(("path", "results-path", "quiet", "nbest", "gen-subset"), "the scripts themselves"),
-    **dict.fromkeys(("fp16", "bf16"), "`precision` beside the sections, and scripts.generate --precision"),
+# the types of what each section holds. None: fairseq's flags, which fairseq itself checks
+SECTIONS: dict[str, dict[str, type] | None] = {
+    "train": None,
+    "batch": {"tokens": int, "max-tokens": int, "cpu-processes": int},
+    "average": {"by": str, "last": int},
+    "generate": None,
+    "tune": None,
+    "score": {"metric": str},
+    "speed": {"beam": int, "batch-size": int, "subset": str, "runs": int, "baseline": str},
 }
+_OPTIONAL = {"cpu-processes", "baseline"}
+_KEYS = {"dataset": str, "seeds": Any, "precision": str, **dict.fromkeys(SECTIONS, dict[str, Any])}
+
+_SET_HERE = {
+    *("data", "user-dir", "seed", "log-format", "cpu", "save-dir", "log-file", "restore-file", "path", "results-path"),
+    *("quiet", "nbest", "gen-subset", "fp16", "bf16"),
+}
+"""Flags that no section may hold: two homes for one value would part."""
 OTHER_NAMES = {
     "remove-bpe": "post-process",
     "max-sentences": "batch-size",
@@ -158,38 +155,28 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     """Read ``path`` and the chain of files it builds on; a dataset and a precision that are given replace theirs.
 
     Raises:
-        UserError: a file cannot be read, builds on itself, or holds an unknown or ill-typed key; the message names
-        both.
+        UserError: a file cannot be read, builds on itself, or holds an unknown or ill-typed key.
     """
     chain: dict[Path, dict[str, Any]] = {}
     current: Path | None = path
     while current is not None:
-        if current.resolve() in chain:
-            raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
         content = read_yaml(current)
-        _check_file(current, content)
-        chain[current.resolve()] = content
+        if any(current.samefile(each) for each in chain):
+            raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
+        chain[current] = content
         base = content.pop("base", None)
+        require(current, isinstance(base, str | None), "base", base, "the path of a YAML file")
         current = current.parent / base if base is not None else None
-    return build_config(path, functools.reduce(merge, reversed(chain.values())), other_dataset, precision=precision)
-
-
-def build_config(
-    path: Path, merged: dict[str, Any], other_dataset: str | None = None, *, precision: str | None = None
-) -> Config:
-    """The configuration that a file with this content alone is; see ``load_config``. The file need not be there."""
+    merged = functools.reduce(merge, reversed(chain.values()))
+    for name in SECTIONS:
+        section = merged[name] = {} if merged.get(name) is None else merged[name]
+        # of fairseq's flags null stays: the run record shows what is taken back
+        if isinstance(section, dict) and name not in ("train", "generate"):
+            merged[name] = {key: value for key, value in section.items() if value is not None}
+    _check(" on top of ".join(map(str, chain)), merged)
     published = merged.get("precision", "fp32")
-    if precision is not None:
-        merged["precision"] = precision
-    for section in SECTIONS.keys() & merged.keys():
-        whole = section in (
-            "train",
-            "generate",
-        )  # null stays as fairseq's flag: the run record shows what is taken back
-        merged[section] = {key: value for key, value in (merged[section] or {}).items() if whole or value is not None}
-    _check_merged(path, merged)
-    if other_dataset:  # or the path of one, which gives no folder a name
-        merged["dataset"] = other_dataset
+    given = {"dataset": other_dataset, "precision": precision}
+    merged |= {key: value for key, value in given.items() if value is not None}
     published = "fp16" if published == "auto" else published
     return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
 
@@ -206,88 +193,72 @@ def flags(section: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _check_file(path: Path, content: Mapping[str, Any]) -> None:
-    """Refuse unknown keys, and values of the wrong form, of one file by itself."""
-    require_known(path, content, ("base", "dataset", "seeds", "precision", *SECTIONS))
-    require(path, isinstance(content.get("base", ""), str), "base", content.get("base"), "the path of a YAML file")
-    for section, allowed in SECTIONS.items():
-        settings = content.get(section)
-        require(path, isinstance(settings, Mapping | None), section, settings, "a mapping of settings, or null")
-        if allowed is not None:
-            require_known(path, settings or {}, allowed, f"{section}.")
-        for name, given in (settings or {}).items():
-            key, items = f"{section}.{name}", given if isinstance(given, list) else [given]
-            finite = not any(isinstance(item, float) and not math.isfinite(item) for item in items)
-            require(path, finite, key, given, "finite numbers alone")
-            if allowed is not None:
-                continue
-            if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-                raise UserError(
-                    f"{path}: `{key}` is not the name of a flag; expected fairseq's name in lower case, with hyphens "
-                    "and without leading dashes, such as max-tokens"
-                )
-            if name in _SET_BY:
-                raise UserError(f"{path}: `{key}` is set by {_SET_BY[name]}; take it out")
-            if name in OTHER_NAMES:
-                raise UserError(f"{path}: `{key}` is fairseq's second name; write {section}.{OTHER_NAMES[name]}")
-            plain = given is None or isinstance(given, bool)
-            plain = plain or (items != [] and all(type(item) in (str, int, float) for item in items))
-            require(path, plain, key, given, "a number, a text, true, false, null, or a list of these")
-
-
-def _check_merged(path: Path, merged: Mapping[str, Any]) -> None:
-    """Refuse settings that are missing, of the wrong kind, or at odds with another, of a chain of files together."""
-
-    def get(key: str, default: Any = None) -> Any:
-        section, _, name = key.partition(".")
-        return merged.get(section, {}).get(name, default) if name else merged.get(section, default)
-
-    def expect(key: str, holds: object, expected: str, default: Any = None) -> None:
-        require(path, holds, key, get(key, default), f"{expected} (here or in the file it builds on)")
-
-    def one_of(key: str, known: tuple[str, ...], default: str | None = None) -> None:
-        expect(key, get(key, default) in known, f"one of {', '.join(known)}", default)
-
-    name, tune, perplexity = get("dataset"), get("tune", {}), get("score.metric") == "perplexity"
-    named = isinstance(name, str) and re.fullmatch(r"(?!\.)[\w.-]+", name)
-    expect("dataset", named, "the name of a file in data_prep/datasets, without .yaml")
-    expect("seeds", _several(get("seeds"), 0), "a list of different whole numbers")
-    one_of("precision", PRECISIONS, "fp32")
-    one_of("score.metric", METRICS, "bleu")
-    expect("train.arch", isinstance(get("train.arch"), str), "the name of a model architecture")
-    limited = _whole(get("train.max-update")) or _whole(get("train.max-epoch"))
-    expect("train.max-update", limited, "a whole number of updates from 1 on")
-    for key in WHOLE:
-        expect(key, not get(key.partition(".")[0]) or _whole(get(key)), "a whole number from 1 on")
-    if get("batch"):
-        expect("batch.cpu-processes", _whole(get("batch.cpu-processes", 1)), "a whole number of processes from 1 on")
-        for key in ("train.max-tokens", "train.update-freq"):
-            expect(key, get(key) is None, "nothing, since `batch` determines it")
-    if get("average"):
-        one_of("average.by", ("update", "epoch"))
-    for key, values in tune.items():
-        expect(f"tune.{key}", _several(values), "a list of different values")
-    alone = not perplexity or {*tune} <= {"last"}
-    expect("tune", alone, "`last` alone: a perplexity depends on nothing else", {})
+def _check(file: str, config: dict[str, Any]) -> None:
+    """Refuse settings that are missing, unknown, of the wrong kind, or at odds with another."""
+    expect = functools.partial(require, file)
+    check_fields(file, config, _KEYS, ("dataset", "seeds"))
+    named = re.fullmatch(r"(?!\.)[\w.-]+", config["dataset"])
+    expect(named, "dataset", config["dataset"], "the name of a file in data_prep/datasets, without .yaml")
+    expect(_several(config["seeds"], 0), "seeds", config["seeds"], "a list of different whole numbers")
+    for section, types in SECTIONS.items():
+        settings = config[section]
+        if types is None:
+            _check_flags(file, section, settings)
+        elif settings:
+            check_fields(file, settings, types, [name for name in types if name not in _OPTIONAL], f"{section}.")
+            for name, value in settings.items():
+                expect(types[name] is str or value > 0, f"{section}.{name}", value, "a whole number from 1 on")
+    train, batch, average, _, tune, score, speed = (config[section] for section in SECTIONS)
+    perplexity = score.get("metric") == "perplexity"
+    for key, value, known in (
+        ("precision", config.get("precision"), PRECISIONS),
+        ("score.metric", score.get("metric"), METRICS),
+        ("average.by", average.get("by"), ("update", "epoch")),
+        ("speed.subset", speed.get("subset"), SUBSETS),
+    ):
+        expect(value is None or value in known, key, value, f"one of {', '.join(known)}")
+    expect(isinstance(train.get("arch"), str), "train.arch", train.get("arch"), "the name of a model architecture")
+    limits = [train.get(name) for name in ("max-update", "max-epoch")]
+    expect(any(map(_whole, limits)), "train.max-update", limits[0], "a whole number of updates from 1 on")
+    for name in ("max-tokens", "update-freq") if batch else ():
+        expect(train.get(name) is None, f"train.{name}", train.get(name), "nothing, since `batch` determines it")
+    for name, values in tune.items():
+        expect(_several(values), f"tune.{name}", values, "a list of different values")
+    alone = not perplexity or tune.keys() <= {"last"}
+    expect(alone, "tune", tune, "`last` alone: a perplexity depends on nothing else")
     if "last" in tune:
-        expect("tune.last", _several(tune["last"], 1), "whole numbers from 1 on")
-        expect(
-            "average", get("average"), "a section with `by` and `last`, since `tune.last` stands for average.last", {}
-        )
+        expect(_several(tune["last"], 1), "tune.last", tune["last"], "whole numbers from 1 on")
         which = f"one of `tune.last` {tune['last']}, which takes its place"
-        expect("average.last", get("average.last") in tune["last"], which)
+        expect(average.get("last") in tune["last"], "average.last", average.get("last"), which)
     if "lenpen" in tune:
-        for section, flag in itertools.product(("generate", "tune"), ("unnormalized", "stepwise-length-penalty")):
-            value = get(f"{section}.{flag}")
-            unused = value is None or value is False
-            expect(f"{section}.{flag}", unused, "nothing beside `tune.lenpen`, on which it leaves no effect")
-    if get("speed"):
-        expect("score.metric", not perplexity, "bleu or rouge, since `speed` times generation")
-        one_of("speed.subset", SUBSETS)
-        expect("speed.baseline", isinstance(get("speed.baseline"), str | None), "the path of a configuration")
+        for section, name in itertools.product(("generate", "tune"), ("unnormalized", "stepwise-length-penalty")):
+            value, wanted = config[section].get(name), "nothing beside `tune.lenpen`, on which it leaves no effect"
+            expect(value is None or value is False, f"{section}.{name}", value, wanted)
+    expect(not (speed and perplexity), "score.metric", "perplexity", "bleu or rouge, since `speed` times generation")
 
 
-def _whole(value: Any, least: float = 1) -> bool:
+def _check_flags(file: str, section: str, settings: Mapping[str, Any]) -> None:
+    for name, given in settings.items():
+        key = f"{section}.{name}"
+        if not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+            raise UserError(
+                f"{file}: `{key}` is not the name of a flag; expected fairseq's name in lower case, with hyphens "
+                "and without leading dashes, such as max-tokens"
+            )
+        if name in _SET_HERE:
+            by = "`precision` beside the sections" if name in PRECISIONS else "the commands themselves"
+            raise UserError(f"{file}: `{key}` is set by {by}; take it out")
+        if name in OTHER_NAMES:
+            raise UserError(f"{file}: `{key}` is fairseq's second name; write {section}.{OTHER_NAMES[name]}")
+        items = given if isinstance(given, list) else [given]
+        plain = items and all(
+            type(item) in (str, int) or (type(item) is float and math.isfinite(item)) for item in items
+        )
+        wanted = "a finite number, a text, true, false, null, or a list of these"
+        require(file, given is None or isinstance(given, bool) or plain, key, given, wanted)
+
+
+def _whole(value: Any, least: int = 1) -> bool:
     return type(value) is int and value >= least  # to Python True is an int
 
 

@@ -12,13 +12,12 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import in_words
 from scripts.common.errors import UserError
 from scripts.common.files import digest, write_json
 from scripts.common.outputs import check_replaceable, check_writable, remove
@@ -49,9 +48,8 @@ class Stamp:
 def read_stamp(folder: Path) -> Stamp | None:
     """The stamp of a stage's folder; None if it has none or one that cannot be read, which is as good as none."""
     try:
-        content = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        return Stamp(**{each.name: content[each.name] for each in fields(Stamp)})
-    except (OSError, ValueError, KeyError, TypeError):
+        return Stamp(**json.loads((folder / STAMP).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -103,11 +101,9 @@ class Stage:
     # those of its files that must still be there for it to count as done (checkpoints may be cleared away); None: all
     key_files: tuple[str, ...] | None = None
     replaces: bool = False  # the folder is made as a whole, in place of an older one
-    prefix: tuple[str, ...] = ()  # what starts its commands, such as srun and its flags; otherwise they run here
-    # gives the fingerprint of files from outside, or None
-    given: Callable[[], str | None] = field(default=lambda: None, compare=False)
-    # gives the commands of fairseq that it comes down to, for people to read
-    fairseq: Callable[[], list[list[str]]] = field(default=lambda: [], compare=False)
+    prefix: Sequence[str] = ()  # what starts its commands, such as srun and its flags; otherwise they run here
+    given: Callable[[], str | None] = lambda: None  # gives the fingerprint of files from outside, or None
+    fairseq: Callable[[], list[list[str]]] = lambda: []  # gives fairseq's commands behind its own, for people to read
 
     @property
     def key(self) -> str:
@@ -138,17 +134,21 @@ class Pipeline:
             if reason is None:
                 print(f"== {stage.title}: nothing has changed, skipped", flush=True)
                 continue
-            made_from, given, git = self.fingerprint(key), stage.given(), git_state()
+            for before in map(self.stages.__getitem__, stage.before):
+                if read_stamp(before.folder) is None:
+                    raise UserError(
+                        f"the stage {stage.title} needs what the stage {before.title} makes, and {before.folder} is "
+                        f"incomplete or missing; run the same command with --to {before.name} first, or leave --from"
+                        " out"
+                    )
+            made_from, given, git, start = self.fingerprint(key), stage.given(), git_state(), time.monotonic()
             print(f"== {stage.title}: {reason}", flush=True)
             remove(stage.folder / STAMP)  # from here on the folder is not complete
-            start = time.monotonic()
             for command in stage.commands:
                 _run_command(stage, command)
-            files = sizes(stage.folder)
-            if stage.key_files is not None:
-                files = {name: files[name] for name in stage.key_files}
-            seconds = round(time.monotonic() - start, 1)
-            finished = datetime.now(UTC).isoformat(timespec="seconds")
+            found = sizes(stage.folder)
+            files = found if stage.key_files is None else {name: found[name] for name in stage.key_files}
+            seconds, finished = round(time.monotonic() - start, 1), datetime.now(UTC).isoformat(timespec="seconds")
             Stamp(made_from, given, seconds, finished, git, files).write(stage.folder)
             print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
             ran = True
@@ -160,13 +160,10 @@ class Pipeline:
         stamp = read_stamp(stage.folder)
         if stamp is None:
             return "not complete yet"
-        for before in map(self.stages.__getitem__, stage.before):
-            if read_stamp(before.folder) is None:
-                return f"the stage {before.title} is not complete"
         if stamp.fingerprint != self.fingerprint(key):
             return "its settings or inputs have changed"
         if (given := stage.given()) is not None and given != stamp.given:
-            return "the files given with --raw have changed"
+            return "the raw files given have changed"
         now = sizes(stage.folder)
         for name, size in stamp.files.items():
             # older stamps have other files than the key files, too
@@ -175,17 +172,10 @@ class Pipeline:
         return None
 
     def fingerprint(self, key: str) -> str:
-        """Return what the stage would be made from now."""
+        """Return a digest of what the stage would be made from now."""
         stage = self.stages[key]
-        ids = []
-        for before in map(self.stages.__getitem__, stage.before):
-            stamp = read_stamp(before.folder)
-            if stamp is None:
-                raise UserError(
-                    f"the stage {stage.title} needs what the stage {before.title} makes, and {before.folder} is "
-                    f"missing or incomplete; run the same command with --to {before.name} first, or leave --from out"
-                )
-            ids.append(stamp.id)
+        stamps = [read_stamp(self.stages[before].folder) for before in stage.before]
+        ids = [stamp and stamp.id for stamp in stamps]
         return fingerprint({"stage": stage.name, "inputs": stage.inputs, "before": ids})
 
     def to_do(self, keys: Collection[str]) -> dict[str, str | None]:
@@ -217,16 +207,10 @@ def _run_command(stage: Stage, command: list[str]) -> None:
                 importlib.import_module(module).main(words)
             return
         with child([*stage.prefix, sys.executable, "-P", *command]) as process:
-            status = process.wait()
-        if status == 0:
-            return
-        why = f"it was killed by signal {-status}" if status < 0 else f"it ended with status {status}"
+            if status := process.wait():
+                raise UserError(f"{stage.prefix[0]} ended with status {status}")
     except UserError as error:
-        why = str(error)
-    except BrokenPipeError:  # nobody reads what the whole run says
-        raise
-    except OSError as error:
-        why = in_words(error)
-    raise UserError(
-        f"the stage {stage.title} failed: {why}\nWhat was complete before is kept; the same command goes on from there"
-    )
+        raise UserError(
+            f"the stage {stage.title} failed: {error}\nWhat was complete before is kept; the same command goes on from "
+            "there"
+        ) from error

@@ -3,7 +3,7 @@
   download, prepare, binarise    work/<dataset>/{raw,prepared,binarised}, shared by all models of a dataset
   train, average or tune, generate, score    work/<dataset>/<model>/seed<N>/..., for each seed of the configuration
   select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
-  table    prints the row from work/<dataset>/<model>/record.json
+  table    prints the row from work/<dataset>/<model>/record.json, then some lines of the best seed's test set
 
 Before the first stage that runs, scripts.check checks the whole configuration; the stage train does so itself.
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
@@ -18,6 +18,7 @@ import functools
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from data_prep.stages import DATASET, run_data_stages
 from scripts.check import check_first
@@ -27,19 +28,9 @@ from scripts.common.errors import UserError
 from scripts.common.outputs import check_writable, lock
 from scripts.fairseq_io.devices import find_devices
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
+from scripts.reproduce.outcome import outcome
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
 from scripts.tables.records import as_text, read_record
-
-
-def choose_stages(first: str, last: str) -> list[str]:
-    """The names of the stages from ``first`` to ``last``."""
-    for name in (first, last):
-        if name not in NAMES:
-            raise UserError(f"unknown stage `{name}`; the stages are {', '.join(NAMES)}")
-    start, end = NAMES.index(first), NAMES.index(last)
-    if start > end:
-        raise UserError(f"--from {first} comes after --to {last}; the order is {', '.join(NAMES)}")
-    return list(NAMES[start : end + 1])
 
 
 def choose_seeds(config: Config, given: str | None) -> list[int]:
@@ -51,16 +42,16 @@ def choose_seeds(config: Config, given: str | None) -> list[int]:
     return [seed for name, seed in known.items() if name in wanted]
 
 
-def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -> None:
+def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end.
 
-    ``check`` has the options of scripts.check, which goes first if any stage has to run; training does so itself.
+    scripts.check goes first if any stage has to run; training does so itself.
     """
-    chosen = run.chosen(names, seeds)
+    chosen, first = run.chosen(names, seeds), names[0]
     to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
         print("== check: every setting of the configuration, and the model built without weights", flush=True)
-        check_first(run.config, *check)
+        check_first(run.config)
     check_writable(run.record)
     run.check_places(chosen)
     if data := run.chosen(set(names) & set(DATA_STAGES)):
@@ -68,20 +59,17 @@ def run_stages(run: Run, names: list[str], seeds: list[int], check: list[str]) -
     if set(names) <= set(DATA_STAGES):
         return
     with lock(run.dataset_root / DATASET, shared=True):
-        # what --from leaves out is taken as it is
-        done, first = run.completed(), NAMES.index(names[0])
-        for key, stage in run.stages.items():
-            left_out = NAMES.index(stage.name) < first and (stage.seed is None or stage.seed in seeds)
-            if left_out and key in done and (reason := run.stale_reason(key)):
-                print(f"note: the stage {stage.title} is left out and used as it is, though {reason}", flush=True)
-        errors = [error for seed in seeds if (error := run_seed(run, names, seeds, seed))]
+        for key in run.chosen(NAMES[: NAMES.index(first)], seeds):
+            if key in run.completed() and (reason := run.stale_reason(key)):
+                print(f"note: the stage {run.stages[key].title} is left out and used as it is, though {reason}")
+        errors = [error for seed in seeds if (error := run_seed(run, names, seed))]
         if errors:
             raise UserError("\n".join(map(str, errors)))
         with lock(run.model_root):
             finish(run, names, seeds)
 
 
-def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserError | None:
+def run_seed(run: Run, names: list[str], seed: int) -> UserError | None:
     """Run the chosen stages of a seed. If its training diverges, return the error: other seeds may not.
 
     Raises:
@@ -94,7 +82,7 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
         except UserError as error:
             failed = error
         finally:  # what was done counts, whatever failed after it
-            record = run.write_record(names, seeds)
+            record = run.write_record(names[0])
     training = record["seeds"].get(str(seed), {}).get("training") or {}
     if failed and "diverged" not in training:
         raise failed
@@ -102,26 +90,29 @@ def run_seed(run: Run, names: list[str], seeds: list[int], seed: int) -> UserErr
 
 
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
-    """The stages after all seeds: they wait until every seed has its scores."""
-    keys, others = run.chosen(set(names) & set(MODEL_STAGES)), run.seeds_to_do(seeds)
+    """Run the stages after all seeds, for which every seed must have its scores; then show the row and the outcome."""
+    keys, of_seeds = run.chosen(set(names) & set(MODEL_STAGES)), run.chosen(SEED_STAGES, {*run.config.seeds} - {*seeds})
+    others = list(dict.fromkeys(str(run.stages[key].seed) for key in of_seeds if run.stale_reason(key)))
     if keys and others:
-        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(map(str, others))}", flush=True)
+        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(others)}", flush=True)
         keys = []
-    if run.run(keys) or not run.record.exists():
-        run.write_record(names, seeds)
-    if names[-1] != "table":
-        return
-    if not any(run.stages[key].name in ("score", "speed") for key in run.completed()):
-        raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
-    print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
-    print(as_text([read_record(run.record)]))
+    run.run(keys)
+    record = run.write_record(names[0])
+    if names[-1] == "table":
+        if record["best_seed"] is None and record["speed"] is None:
+            raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
+        print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
+        print(as_text([read_record(run.record)]))
+    if shown := outcome(run):
+        print(f"\n{shown}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     add = parser.add_argument
-    add("--from", dest="first", metavar="STAGE", help="begin with this stage (default: download)")
-    add("--to", dest="last", metavar="STAGE", default="table", help="end with this stage (default: table)")
+    stage: dict[str, Any] = {"metavar": "STAGE", "choices": NAMES}
+    add("--from", dest="first", **stage, default="download", help="begin with this stage (default: download)")
+    add("--to", dest="last", **stage, default="table", help="end with this stage (default: table)")
     add("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
     add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go (default: work)")
     add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
@@ -134,27 +125,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
     add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
-    add("--launch", metavar="COMMAND", default="", help="starts the training on each of the machines")
+    add("--launch", metavar="COMMAND", type=shlex.split, default=[], help="starts the training on each of the machines")
     arguments = parser.parse_args(argv)
-    names = choose_stages(arguments.first or NAMES[0], arguments.last)
+    names = [*NAMES[NAMES.index(arguments.first) : NAMES.index(arguments.last) + 1]]
+    if not names:
+        parser.error(f"--from {arguments.first} comes after --to {arguments.last}; the order is {', '.join(NAMES)}")
     if arguments.raw and "download" not in names:
-        raise UserError(
-            f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two"
-        )
+        parser.error(f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two")
     if arguments.dataset and "/" in arguments.dataset:
-        raise UserError(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
+        parser.error(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
     config = given_config(arguments, precision=arguments.precision)
     seeds = choose_seeds(config, arguments.seeds)
     passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous", "precision")}
     flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-    try:
-        prefix = shlex.split(arguments.launch)
-    except ValueError as error:
-        raise UserError(
-            f"--launch is {arguments.launch}, expected a command as a shell takes it ({error}); close what is open"
-        ) from error
     several = {"nodes": arguments.nodes or 1, "rendezvous": arguments.rendezvous}
-    launch = Launch(tuple(prefix), tuple(flags), functools.partial(find_devices, arguments.devices, **several))
+    launch = Launch(arguments.launch, flags, functools.partial(find_devices, arguments.devices, **several))
     run = build_run(config, arguments.work, arguments.raw, launch, untrained=arguments.untrained)
     if arguments.print:
         print(run.show_whole(names, seeds))
@@ -164,8 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
         raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
-        here = [] if arguments.launch else [flag for flag in flags if not flag.startswith("--rendezvous")]
-        run_stages(run, names, seeds, here)
+        run_stages(run, names, seeds)
 
 
 if __name__ == "__main__":

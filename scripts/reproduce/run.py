@@ -6,7 +6,7 @@ work/<dataset>/<model>/{selection,speed}, record.json
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,9 @@ def model_file(config: Config, root: Path) -> Path:
     return root / ("tuned" if is_tuned(config) else "averaged") / "model.pt"
 
 
-def tuning_file(config: Config, root: Path) -> Path | None:
-    """Return where tuning says what it chose for a seed; None where nothing is tuned."""
-    return root / "tuned" / "tune.json" if is_tuned(config) else None
-
-
 def tuned_settings(config: Config, root: Path) -> dict[str, Any]:
     """Return what tuning chose for a seed; nothing where nothing is tuned, or not yet."""
-    tuned = tuning_file(config, root)
-    return read_json(tuned, {"chosen": {}})["chosen"] if tuned else {}
+    return read_json(root / "tuned" / "tune.json", {"chosen": {}})["chosen"] if is_tuned(config) else {}
 
 
 def baseline_config(config: Config) -> Config | None:
@@ -120,41 +114,26 @@ class Run(Pipeline):
         wanted, of = set(names), {None, *seeds}
         return [key for key, stage in self.stages.items() if stage.name in wanted and stage.seed in of]
 
-    def seeds_to_do(self, seeds: Collection[int]) -> list[int]:
-        """Return the seeds, other than these, that are not done with all their stages, as the configuration is now."""
-        others = [seed for seed in self.config.seeds if seed not in seeds]
-        return [seed for seed in others if any(map(self.stale_reason, self.chosen(SEED_STAGES, [seed])))]
-
-    def write_record(self, names: Iterable[str], seeds: Collection[int]) -> dict[str, Any]:
+    def write_record(self, first: str) -> dict[str, Any]:
         """Write and return the run record: what the completed stages left behind, as far as the configuration is
-        theirs.
-
-        Stages before the first of ``names`` are taken as they are, other seeds than these only where they are done
-        whole.
+        theirs. Stages before ``first`` are taken as they are.
         """
-        first, others = min(map(NAMES.index, names)), self.seeds_to_do(seeds)
-        outdated = self.to_do([key for key, stage in self.stages.items() if NAMES.index(stage.name) >= first])
-        done = {
-            key: stamp
-            for key, stamp in self.completed().items()
-            if not outdated.get(key) and self.stages[key].seed not in others
-        }
+        judged = [key for key, stage in self.stages.items() if NAMES.index(stage.name) >= NAMES.index(first)]
+        outdated = self.to_do(judged)
+        done = {key: stamp for key, stamp in self.completed().items() if not outdated.get(key)}
         of_seeds = {}
         for seed in self.config.seeds:
             names_done = {self.stages[key].name for key in done if self.stages[key].seed == seed}
             found = seed_facts(seed_root(self.model_root, seed), names_done, self.config.training(seed))
-            if self.chosen(SEED_STAGES, [seed]) and any(found.values()):
+            if f"train:{seed}" in self.stages and any(found.values()):
                 of_seeds[seed] = found
-        trainings = [facts["training"] for facts in of_seeds.values() if facts["training"]]
-        about = {
-            key: next((each[key] for each in trainings if each.get(key) is not None), None)
-            for key in ("parameters", "backend", "precision", "precision_reason")
-        }
+        trainings: list[dict[str, Any]] = [facts["training"] or {} for facts in of_seeds.values()]
+        trained = next((training for training in trainings if "parameters" in training), {})
         record = {
             "model": self.config.name,
             "dataset": self.config.dataset,
             "config": self.config.merged(),
-            **about,
+            **{key: trained.get(key) for key in ("parameters", "backend", "precision", "precision_reason")},
             "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in of_seeds.items()},
             **summarise(self.config.metric, of_seeds),
             "speed": read_json(self.stages["speed"].folder / "speed.json") if "speed" in done else None,
@@ -204,8 +183,8 @@ def _commands(stage: Stage) -> str:
 class Launch:
     """Options of the stage train beside the configuration: where it runs changes nothing about its result."""
 
-    prefix: tuple[str, ...] = ()  # goes before the command: srun and its flags
-    arguments: tuple[str, ...] = ()  # --devices, --nodes, --rendezvous, --precision
+    prefix: Sequence[str] = ()  # goes before the command: srun and its flags
+    arguments: Sequence[str] = ()  # --devices, --nodes, --rendezvous, --precision
     find: Callable[..., Devices] = find_devices  # the devices of the first machine
 
 
@@ -247,8 +226,8 @@ def build_run(
 
 
 def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
-    binarised, prepared = data / "binarised", ["--prepared", data / "prepared"]
-    checkpoints, model, tuned = root / "checkpoints", model_file(config, root), tuning_file(config, root)
+    binarised, prepared, checkpoints = data / "binarised", ["--prepared", data / "prepared"], root / "checkpoints"
+    model, tuned = model_file(config, root), root / "tuned" / "tune.json" if is_tuned(config) else None
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
     scores, stages = root / "scores", list[Stage]()
 

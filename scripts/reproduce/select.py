@@ -10,7 +10,6 @@ from pathlib import Path
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import write_json
-from scripts.common.terminal import aligned
 from scripts.pipeline.config import config_parser, given_config
 from scripts.reproduce.run import SEED_STAGES, seed_facts, seed_root
 from scripts.scoring.selection import summarise
@@ -29,13 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     chosen = summarise(config.metric, seeds)
     write_json(arguments.out / "selection.json", chosen)
-    rows = [["subset", "score", "mean", "deviation", f"seed {chosen['best_seed']}"]]
-    for subset, scores in chosen["summary"].items():
-        for key, over in scores.items():
-            deviation = "-" if over["std"] is None else f"{over['std']:.2f}"
-            rows.append([subset, key, f"{over['mean']:.2f}", deviation, f"{over['best']:.2f}"])
     print(f"the best of {len(seeds)} seeds on valid is {chosen['best_seed']}")
-    print("\n".join(aligned(rows, left=2, rule=True)))
 
 
 if __name__ == "__main__":

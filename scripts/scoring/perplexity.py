@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +11,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.process import run_logged
-from scripts.common.terminal import StatusLine
+from scripts.common.terminal import StatusLine, repeatedly
 from scripts.scoring.detokenise import unit_joiner
 
 _SAMPLE = re.compile(r"fairseq_cli\.eval_lm(?: \| |:)(\d+) (.+ \[-?[\w.]+\])$")  # the log has one of two forms
@@ -46,6 +47,11 @@ class EvaluationOutput:
         self.units, self._join = units, join
         self.facts: dict[str, Any] = {}
         self._samples: dict[int, list[tuple[str, float]]] = {}
+
+    @property
+    def done(self) -> int:
+        """Number of samples so far."""
+        return len(self._samples)
 
     def read(self, line: str) -> None:
         """Take in one line."""
@@ -89,18 +95,8 @@ def run_evaluation(command: Sequence[str], log: Path, units: str | None) -> Eval
         UserError: it failed, or did not come to its end.
     """
     output = EvaluationOutput(units)
-    status = StatusLine()
-    done = 0
-
-    def on_line(line: str) -> None:
-        nonlocal done
-        output.read(line)
-        done += 1
-        if done % 100 == 0:
-            status.update(f"evaluated about {done:,} samples")
-
-    run_logged(command, log, on_line, what="fairseq-eval-lm")
-    status.close()
+    with closing(StatusLine()) as status, repeatedly(1.0, lambda: status.update(f"evaluated {output.done:,} samples")):
+        run_logged(command, log, output.read, what="fairseq-eval-lm")
     output.sentences()
     return output
 

@@ -51,11 +51,6 @@ class Cell:
         return Figure(value / self.column.scale, None if std is None else std / self.column.scale)
 
     @property
-    def figures(self) -> tuple[Figure | None, Figure | None]:
-        """The paper's figure and ours."""
-        return self.published, self.ours
-
-    @property
     def ratio(self) -> tuple[float | None, float | None]:
         """The paper's speed and ours over that of the baseline."""
         if self.column.value != RATIOS_OF:
@@ -168,7 +163,7 @@ class Measured:
         writer.writerow(CSV_HEADER)
         for cell in (cell for cells in self.cells for cell in cells if cell.published is not None):
             line = [self.table.number, cell.row.name, cell.run, cell.column.key, cell.column.heading]
-            for figure in cell.figures:
+            for figure in (cell.published, cell.ours):
                 line += [figure.word or figure.value, figure.std] if figure else [None, None]
             seeds = "" if cell.record is None else f"{cell.seeds[0]}/{cell.seeds[1]}"
             writer.writerow([*line, seeds, *cell.ratio, cell.state])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import fractions
 import functools
-import operator
 import os
 import pickle
-import subprocess
 import traceback
 import zipfile
 from argparse import Namespace
@@ -31,22 +28,8 @@ FORMATS = pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"]
 load = checkpoint_utils.load_checkpoint_to_cpu
 
 
-def save(state: Any, path: Path, as_zip: bool = True, respell: dict[str, str] | None = None) -> Path:
-    """Save as torch does, optionally with type names spelled as an older library wrote them."""
+def save(state: Any, path: Path, as_zip: bool = True) -> Path:
     torch.save(state, path, _use_new_zipfile_serialization=as_zip)
-    for new, old in (respell or {}).items():
-        entries = {"": path.read_bytes()}
-        if as_zip:
-            with zipfile.ZipFile(path) as archive:
-                entries = {name: archive.read(name) for name in archive.namelist()}
-        assert any(new.encode() in content for content in entries.values())
-        entries = {name: content.replace(new.encode(), old.encode()) for name, content in entries.items()}
-        if as_zip:
-            with zipfile.ZipFile(path, "w") as archive:
-                for name, content in entries.items():
-                    archive.writestr(name, content)
-        else:
-            path.write_bytes(entries[""])
     return path
 
 
@@ -70,27 +53,15 @@ def test_training_resumes_where_it_stopped(train: Train, tmp_path: Path) -> None
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("name", ["numpy.ndarray", "numpy.dtype", "reconstruct", "Int64DType"])
-def test_scores_as_numpy_arrays_need_every_numpy_entry(name: str, tmp_path: Path, allowed: list[Any]) -> None:
-    """`--eval-bleu` puts its counts into the checkpoint as numpy arrays."""
-    path = save({"bleu_counts": np.array([4, 3, 2, 1])}, tmp_path / "bleu.pt")
-    torch.serialization.add_safe_globals([entry for entry in allowed if name not in str(entry)])
-    with pytest.raises(pickle.UnpicklingError):
-        torch.load(path)
-    torch.serialization.add_safe_globals(allowed)
-    assert torch.load(path)["bleu_counts"].tolist() == [4, 3, 2, 1]
-
-
-@FORMATS
 @pytest.mark.parametrize(
-    "respell",
-    [{}, {"numpy._core.multiarray": "numpy.core.multiarray"}, {"fairseq.logging.meters": "fairseq.meters"}],
-    ids=["today", "numpy-1", "old-meters"],
+    ("new", "old"),
+    [("", ""), ("numpy._core.multiarray", "numpy.core.multiarray"), ("fairseq.logging.meters", "fairseq.meters")],
 )
-def test_the_types_of_old_checkpoints_load(
-    as_zip: bool, respell: dict[str, str], tmp_path: Path, allowed: list[Any]
-) -> None:
-    path = save({"args": Namespace(lr=[0.1]), "extra_state": old_extra_state()}, tmp_path / "old.pt", as_zip, respell)
+def test_the_types_of_old_checkpoints_load(new: str, old: str, tmp_path: Path, allowed: list[Any]) -> None:
+    """Spelled as an older library wrote them."""
+    path = save({"args": Namespace(lr=[0.1]), "extra_state": old_extra_state()}, tmp_path / "old.pt", as_zip=False)
+    path.write_bytes(path.read_bytes().replace(new.encode(), old.encode()))
+    assert old.encode() in path.read_bytes()
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(path)
     torch.serialization.add_safe_globals(allowed)
@@ -98,14 +69,14 @@ def test_the_types_of_old_checkpoints_load(
     assert state["args"].lr == [0.1]
     assert state["extra_state"]["train_meters"]["loss"].avg == 2.5
     assert state["extra_state"]["best"] == 4.25
+    assert state["extra_state"]["counts"].tolist() == [3, 2, 1]  # as --eval-bleu puts them there
 
 
 @FORMATS
-@pytest.mark.parametrize("old", [True, False])
-def test_a_checkpoint_gives_its_model(old: bool, as_zip: bool, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_gives_its_model(as_zip: bool, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
     """Before fairseq 1.0 the options were a Namespace under "args" and there was no "cfg"."""
     state = torch.load(checkpoint)
-    if old:
+    if not as_zip:
         parser = options.get_training_parser()
         state["args"] = options.parse_args_and_arch(parser, [str(corpus), *TINY.split(), *RECIPE.split()])
         del state["cfg"]
@@ -158,48 +129,45 @@ class Reduced:
         return self.call
 
 
-CODE = "open('marker', 'w')"
 ATTACKS = {
     "posix.system": Reduced(os.system, "touch marker"),
-    "eval": Reduced(eval, CODE),
-    "exec": Reduced(exec, CODE),
+    "eval": Reduced(eval, "open('marker', 'w')"),
     "getattr": Reduced(getattr, Namespace, "__init__"),
-    "__import__": Reduced(builtins.__import__, "os"),
-    "Popen": Reduced(subprocess.Popen, ["touch", "marker"]),
-    "operator.attrgetter": Reduced(operator.attrgetter, "__init__.__globals__"),
     "functools.partial": Reduced(functools.partial, os.system, "touch marker"),
     "fractions.Fraction": fractions.Fraction(1, 2),  # harmless, but no checkpoint holds it
 }
 
 
-@FORMATS
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_checkpoint_that_would_run_code_is_refused(
-    name: str, as_zip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = save({"args": ATTACKS[name], "model": {}}, tmp_path / "attack.pt", as_zip)
-    said = refused(path)
-    assert "refused, because it asks for" in said
-    assert name in said or name == "functools.partial"
-    assert os.listdir() == ["attack.pt"]
+    for as_zip in (True, False):
+        path = save({"args": ATTACKS[name], "model": {}}, tmp_path / "attack.pt", as_zip)
+        said = refused(path)
+        assert "refused, because it asks for" in said
+        assert name in said or name == "functools.partial"
+        assert os.listdir() == ["attack.pt"]
     if name == "posix.system":  # it would work
         torch.load(path, weights_only=False)
         assert len(os.listdir()) == 2
 
 
-@pytest.mark.parametrize("found", ["it is cut short", "does not hold what", "", "Git LFS"])
-def test_a_file_that_is_no_checkpoint_is_named(found: str, checkpoint: Path, tmp_path: Path) -> None:
-    path, whole = tmp_path / "broken.pt", checkpoint.read_bytes()
-    if found:
-        half, pointer = whole[: len(whole) // 2], b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
-        path.write_bytes({"it is cut short": half, "Git LFS": pointer}.get(found, b"hello, this is text\n"))
-    else:
-        torch.save([1, 2], path)
-    said = refused(path)
-    assert found in said
-    if found != "Git LFS":
-        assert said.startswith(f"{path}: not a readable fairseq checkpoint ({path.stat().st_size:,} bytes; ")
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (None, "it is cut short"),
+        (b"hello, this is text\n", "it does not hold what a checkpoint holds"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+    ],
+)
+def test_a_file_that_is_no_checkpoint_is_named(content, found, checkpoint: Path, tmp_path: Path) -> None:
+    whole, path = checkpoint.read_bytes(), tmp_path / "broken.pt"
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    assert found in refused(path)
+    with pytest.raises(FileNotFoundError):
+        load(str(tmp_path / "none.pt"))
 
 
 def flipped(path: Path, place: int, bit: int, to: Path) -> Path:
@@ -227,7 +195,7 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(as_zip: bool, tmp_path: P
     }
     path = save(state, tmp_path / "whole.pt", as_zip)
     whole, count = contents(load(str(path))), 0
-    for place in range(0, path.stat().st_size, 3):
+    for place in range(0, path.stat().st_size, 5):
         bad = flipped(path, place, place % 8, tmp_path / "flipped.pt")
         try:
             got = contents(load(str(bad)))
@@ -245,8 +213,3 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(as_zip: bool, tmp_path: P
         torch.load(flipped(path, number + 5, 6, bad))
         assert f"its part {part.filename} does not match its checksum" in refused(bad)
         assert f"its part {part.filename} is marked as a folder" in refused(flipped(path, entry + 38, 4, bad))
-
-
-def test_a_missing_file_keeps_its_own_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        load(str(tmp_path / "none.pt"))

@@ -97,79 +97,47 @@ def test_two_processes_match_one_that_accumulates_and_resume(command: Command, t
         torch.testing.assert_close(other[name], weight, rtol=0, atol=1e-4)
 
 
-def test_two_processes_train_one_model_in_bfloat16(command: Command, tmp_path: Path) -> None:
-    losses = command(2, "--bf16", "--max-update", "12", "--save-dir", str(tmp_path / "saved"))
-    assert losses[12] < losses[1] - 0.1
-
-
 # -------------------------------------------------------------------------------------- how the launch is completed
 
+HAND = ["--distributed-init-method", "tcp://127.0.0.1:29500"]
+STARTED = [*HAND, "--distributed-no-spawn", "--distributed-rank", "1", "--distributed-world-size", "2"]
+TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}  # the second of two
 
-def configuration(*flags: str) -> Any:
-    parser = options.get_training_parser()
+
+def begun(monkeypatch: pytest.MonkeyPatch, *flags: str, gpus: int = 0) -> Any:
+    """The distributed configuration with which a training would begin."""
+    seen: list[Any] = []
+    monkeypatch.setattr(distributed_utils, "distributed_main", lambda i, main, cfg, kwargs: main(cfg))
+    for name, value in {"is_available": gpus > 0, "device_count": gpus, "set_device": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     arguments = ["data", *TINY.split(), *RECIPE.split(), "--distributed-world-size", "1", *flags]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of the second of two processes that torchrun started."""
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """`called(cfg)`: the distributed configurations with which a training would begin, or "spawn N" in place of one."""
-
-    def call(cfg: Any) -> list[Any]:
-        seen: list[Any] = []
-        monkeypatch.setattr(distributed_utils, "distributed_main", lambda i, main, cfg, kwargs: main(cfg))
-        monkeypatch.setattr(
-            torch.multiprocessing, "spawn", lambda fn, args, nprocs, join: seen.append(f"spawn {nprocs}")
-        )
-        distributed_utils.call_main(cfg, lambda cfg: seen.append(cfg.distributed_training))
-        return seen
-
-    return call
-
-
-Called = Callable[..., list[Any]]
-BY_HAND = ["--distributed-init-method", "tcp://127.0.0.1:29500"]
-
-
-@pytest.mark.usefixtures("launched")
-@pytest.mark.parametrize("option", [[], ["--bf16"], ["--memory-efficient-bf16"]], ids=" ".join)
-@pytest.mark.parametrize("world_size", ["1", "2"])
-def test_torchrun_is_recognised(world_size: str, option: list[str], called: Called) -> None:
-    (training,) = called(configuration("--distributed-world-size", world_size, *option))
-    assert (training.distributed_world_size, training.distributed_rank) == (2, 1)
-    assert (training.distributed_init_method, training.distributed_backend) == ("env://", "gloo")
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    cfg.common.cpu = gpus == 0
+    distributed_utils.call_main(cfg, lambda cfg: seen.append(cfg.distributed_training))
+    (training,) = seen
+    return training
 
 
 @pytest.mark.parametrize(
-    "flags", [["--distributed-world-size", "2"], ["--distributed-world-size", "2", "--bf16"], BY_HAND]
+    ("flags", "launched", "gpus", "expected"),
+    [
+        ([], True, 0, (2, 1, "env://", "gloo")),
+        (["--bf16"], True, 0, (2, 1, "env://", "gloo")),
+        (["--distributed-world-size", "2"], True, 0, (2, 1, "env://", "gloo")),
+        (STARTED, False, 0, (2, 1, HAND[1], "gloo")),
+        (["--distributed-world-size", "2"], True, 2, (2, 1, "env://", "nccl")),  # fairseq's own completion
+        ([], False, 0, (1, 0, None, "gloo")),
+    ],
 )
-def test_what_would_train_nothing_is_refused(flags: list[str], called: Called) -> None:
+def test_a_launch_is_completed(flags, launched, gpus, expected, monkeypatch):
+    for name, value in TORCHRUN.items() if launched else ():
+        monkeypatch.setenv(name, value)
+    found = begun(monkeypatch, *flags, gpus=gpus)
+    names = ("world_size", "rank", "init_method", "backend")
+    assert tuple(getattr(found, f"distributed_{name}") for name in names) == expected
+
+
+@pytest.mark.parametrize("flags", [["--distributed-world-size", "2"], HAND])
+def test_what_would_train_nothing_is_refused(flags, monkeypatch):
     with pytest.raises(compat.SetupError, match="Start them with: torchrun --nproc_per_node 2 -m"):
-        called(configuration(*flags))
-
-
-def test_one_process_and_those_started_by_hand_keep_their_flags(called: Called) -> None:
-    assert called(configuration())[0].distributed_world_size == 1
-    flags = [*BY_HAND, "--distributed-no-spawn", "--distributed-rank", "1", "--distributed-world-size", "2"]
-    (training,) = called(configuration(*flags))
-    assert (training.distributed_init_method, training.distributed_rank) == (BY_HAND[1], 1)
-    assert training.distributed_backend == "gloo"
-
-
-@pytest.mark.usefixtures("launched")
-def test_runs_on_gpus_are_left_alone(monkeypatch: pytest.MonkeyPatch, called: Called) -> None:
-    """fairseq's own completion of a torchrun launch is all that happens, on a machine with two GPUs."""
-    cfg = configuration("--distributed-world-size", "2")
-    cfg.common.cpu = False
-    for name, value in {"is_available": True, "device_count": 2, "set_device": None}.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    (training,) = called(cfg)
-    assert (training.distributed_backend, training.device_id, training.distributed_rank) == ("nccl", 1, 1)
+        begun(monkeypatch, *flags)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 import runpy
 import sys
 from pathlib import Path
@@ -17,20 +16,16 @@ from tests.models import common
 
 from .conftest import REPO, Train
 
-SENTENCES = 4
-
 
 def repeated(size: int, forbidden: bool) -> int:
     """N-grams of ``size`` that hypotheses of 12 words hold twice, with or without --no-repeat-ngram-size."""
     torch.manual_seed(0)
     types = 20 if size == 1 else 8  # of one type each there must be enough
-    words = common.dictionary(types)
     model = common.build("pla_dynamicconv_small", common.task(types), **common.SMALL).eval()
     options = {"beam_size": 2, "min_len": 12, "max_len_b": 14, "no_repeat_ngram_size": size if forbidden else 0}
-    net_input = {"src_tokens": common.tokens(SENTENCES, 6, types), "src_lengths": torch.full((SENTENCES,), 6)}
-    found = SequenceGenerator([model], words, **options).generate([model], {"net_input": net_input})
-    all_tokens = [one["tokens"].tolist() for done in found for one in done]
-    assert all(math.isfinite(one["score"]) and one["tokens"][-1] == words.eos() for done in found for one in done)
+    net_input = {"src_tokens": common.tokens(4, 6, types), "src_lengths": torch.full((4,), 6)}
+    search = SequenceGenerator([model], common.dictionary(types), **options)
+    all_tokens = [one["tokens"].tolist() for done in search.generate([model], {"net_input": net_input}) for one in done]
     ngrams = [list(zip(*(tokens[i:] for i in range(size)), strict=False)) for tokens in all_tokens]
     return sum(len(several) - len(set(several)) for several in ngrams)
 
@@ -41,10 +36,9 @@ def test_no_ngram_is_repeated_where_that_is_forbidden(size: int) -> None:
     assert repeated(size, False) > 0
 
 
-@pytest.mark.parametrize("task", ["translation", "pla_translation"])
-def test_bleu_is_measured_while_training_on_text_of_moses(task: str, train: Train, tmp_path: Path) -> None:
+def test_bleu_is_measured_while_training_on_text_of_moses(train: Train, tmp_path: Path) -> None:
     flags = "--eval-bleu --eval-bleu-detok moses --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"
-    arguments = ["--eval-bleu-args", '{"beam": 2, "max_len_b": 5}', "--task", task]
+    arguments = ["--eval-bleu-args", '{"beam": 2, "max_len_b": 5}', "--task", "pla_translation"]
     train(tmp_path, "--max-update", "2", *flags.split(), *arguments)
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
     assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again

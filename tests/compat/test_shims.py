@@ -1,4 +1,4 @@
-"""numpy, bfloat16 and what is refused: each shim, and the error that fairseq gives without it."""
+"""numpy, bfloat16, help and what is refused: each shim, and the error that fairseq gives without it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,14 @@ import pytest
 import torch
 from fairseq import optim, options, trainer
 from fairseq.data import TokenBlockDataset, data_utils
-from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.amp_optimizer import AMPOptimizer
 
 from lightconv_plugin import compat
 from lightconv_plugin.compat import training
+from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 from tests.models import common
-from tests.tolerances import assert_close
 
-from .conftest import Train
-
-
-def test_torchscript_still_takes_fairseqs_models() -> None:
-    """One of whose modules, the sinusoids, has a shim."""
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 64, "max_target_positions": 64}
-    small = {name: value for name, value in common.SMALL.items() if "conv" not in name}
-    model = common.build("transformer_iwslt_de_en", common.task(), **sizes, **small).eval()
-    given = (common.tokens(2, 5), torch.tensor([5, 5]), common.tokens(2, 4, seed=1))
-    assert_close(torch.jit.script(model)(*given)[0], model(*given)[0])
-
-
-# ------------------------------------------------------------------------------------------------------------- numpy
+from .conftest import REPO, Train
 
 
 def blocks_of_one_sentence() -> TokenBlockDataset:
@@ -59,40 +47,51 @@ def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
     assert data_utils.get_buckets(np.array([1, 2, 3, 9]), 2).tolist() == [2, 9]
 
 
-# ---------------------------------------------------------------------------------------------------------- bfloat16
-
-
-@pytest.mark.parametrize("option", ["--bf16", "--memory-efficient-bf16"])
-def test_bfloat16_trains_saves_and_resumes(option: str, train: Train, tmp_path: Path) -> None:
-    losses = train(tmp_path, "--max-update", "16", option)
+def test_bfloat16_trains_saves_and_resumes(train: Train, tmp_path: Path) -> None:
+    losses = train(tmp_path, "--max-update", "16", "--bf16")
     assert losses[-1] < losses[0] - 0.2
     weights = torch.load(tmp_path / "checkpoint_last.pt")["model"]
     # fairseq writes float32 files, but the numbers in them are bfloat16's
     assert all(torch.equal(weight, weight.bfloat16().float()) for name, weight in weights.items() if "weight" in name)
-    (resumed,) = train(tmp_path, "--max-update", "17", option)
+    (resumed,) = train(tmp_path, "--max-update", "17", "--bf16")
     assert resumed < losses[0] - 0.2
 
 
-@pytest.mark.parametrize(("flags", "tpu"), [([], False), (["--bf16"], False), (["--bf16", "--tpu"], True)])
-@pytest.mark.parametrize("parse_known", [False, True])
-def test_a_tpu_is_meant_where_it_is_asked_for(flags: list[str], tpu: bool, parse_known: bool) -> None:
-    given = ["data", "--arch", "transformer", *flags]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), given, parse_known=parse_known)
-    assert (parsed[0] if parse_known else parsed).tpu is tpu
-
-
-def test_flags_that_override_a_checkpoint_are_those_given() -> None:
+def test_a_tpu_is_meant_where_it_is_asked_for() -> None:
+    """And flags that override a checkpoint are those given."""
+    for flags, tpu in (([], False), (["--bf16"], False), (["--bf16", "--tpu"], True)):
+        given = ["data", "--arch", "transformer", *flags]
+        assert options.parse_args_and_arch(options.get_training_parser(), given).tpu is tpu
+        assert options.parse_args_and_arch(options.get_training_parser(), given, parse_known=True)[0].tpu is tpu
     given = ["data", "--task", "translation", "--bf16"]
     parsed = options.parse_args_and_arch(options.get_validation_parser(), given, suppress_defaults=True)
     assert vars(parsed) == {"data": "data", "task": "translation", "bf16": True}
 
 
-# ------------------------------------------------------------------------------------------------ what cannot train
+@pytest.mark.parametrize(
+    ("arch", "task", "config"),
+    [
+        ("pla_dynamicconv_small", "translation", LightConvConfig),
+        ("pla_dynamicconv_lm_small", "language_modeling", LightConvLanguageModelConfig),
+    ],
+)
+def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys, arch, task, config) -> None:
+    argv = ["fairseq-train", "--help", "--user-dir", str(REPO / "lightconv_plugin"), "--arch", arch, "--task", task]
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit, match=r"^(0|None)$"):
+        options.parse_args_and_arch(options.get_training_parser())
+    printed = " ".join(capsys.readouterr().out.split())
+    own = [f for f in fields(config) if not f.name.startswith("_") and not str(f.default).startswith("${")]
+    assert len(own) > 25  # the others are the task's
+    for option in own:
+        assert f"--{option.name.replace('_', '-')}" in printed
+        assert " ".join(option.metadata["help"].split()[:4]) in printed, option.name
 
 
 FITS = "--optimizer adam --max-tokens 99"
 ADAPTIVE = "--criterion adaptive_loss --ddp-backend legacy_ddp"
-BANDS = "--adaptive-softmax-cutoff 2,8 --adaptive-input-cutoff 2,8"
+LM = "--task language_modeling"
+BANDS = "--adaptive-softmax-cutoff 2,8 --adaptive-input-cutoff 2,8"  # for the 28 types of the dictionary
 
 
 @pytest.mark.parametrize(
@@ -100,32 +99,26 @@ BANDS = "--adaptive-softmax-cutoff 2,8 --adaptive-input-cutoff 2,8"
     [
         (f"--arch pla_dynamicconv_iwslt_de_en {FITS}", ""),
         ("--arch transformer", "--optimizer adam --lr 0.001 --max-tokens 4096"),
-        (f"--arch pla_dynamicconv_iwslt_de_en --task language_modeling {FITS}", "--task translation"),
-        (f"--arch pla_dynamicconv_lm_small {FITS}", f"--task language_modeling {ADAPTIVE} {BANDS}"),
-        (f"--arch transformer_lm --task language_modeling {FITS} --adaptive-softmax-cutoff 2,8", ADAPTIVE),
+        (f"--arch pla_dynamicconv_iwslt_de_en {LM} {FITS}", "--task translation"),
+        (f"--arch pla_dynamicconv_lm_small {FITS}", f"{LM} {ADAPTIVE} {BANDS}"),
         (
-            f"--arch pla_dynamicconv_lm_small --task language_modeling {FITS} {ADAPTIVE} --adaptive-softmax-cutoff 9",
+            f"--arch pla_dynamicconv_lm_small {LM} {FITS} {ADAPTIVE} --adaptive-softmax-cutoff 9",
             "--adaptive-input-cutoff 9",
         ),
-        (f"--arch pla_lightconv_lm --task language_modeling {FITS}", ""),
-        (f"--arch pla_lightconv_lm --task language_modeling {FITS} {ADAPTIVE}", "--criterion cross_entropy"),
-        (f"--arch pla_lightconv_lm_gbw --task language_modeling {FITS} {ADAPTIVE} {BANDS}", ""),
+        (f"--arch transformer_lm {LM} {FITS} --adaptive-softmax-cutoff 2,8", ADAPTIVE),
+        (f"--arch pla_lightconv_lm {LM} {FITS} {ADAPTIVE}", "--criterion cross_entropy"),
     ],
 )
 def test_all_flags_that_a_command_lacks_are_named_at_once(given: str, added: str, monkeypatch, tmp_path: Path) -> None:
     """And the command with them lacks none."""
     common.dictionary(24).save(str(tmp_path / "dict.txt"))
     monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *given.split()])
-
-    def parsed() -> Any:
-        return options.parse_args_and_arch(options.get_training_parser())
-
     if added:
         with pytest.raises(SystemExit) as ended:
-            parsed()
+            options.parse_args_and_arch(options.get_training_parser())
         assert str(ended.value.code).partition(". Add to the command: ")[2] == added
     monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *given.split(), *added.split()])
-    parsed()
+    options.parse_args_and_arch(options.get_training_parser())
 
 
 def test_generation_is_asked_for_no_flags_of_training(monkeypatch) -> None:
@@ -135,14 +128,10 @@ def test_generation_is_asked_for_no_flags_of_training(monkeypatch) -> None:
     assert options.parse_args_and_arch(parser).arch == "wav2vec2"
 
 
-@pytest.mark.parametrize("option", ["--fp16", "--memory-efficient-fp16"])
-def test_fp16_on_a_cpu_is_refused_in_a_sentence(option: str, train: Train, tmp_path: Path) -> None:
+def test_what_cannot_train_is_refused_in_a_sentence(train: Train, tmp_path: Path, take_away: Any) -> None:
+    """fp16 on a CPU; and Python without asserts, which would write no checkpoint_last.pt."""
     with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
-        train(tmp_path, "--max-update", "1", option)
-
-
-def test_python_without_asserts_trains_nothing(train: Train, tmp_path: Path, take_away: Any) -> None:
-    """It would write no checkpoint_last.pt."""
+        train(tmp_path, "--max-update", "1", "--fp16")
     take_away(trainer.Trainer, "__init__")
     module: dict[str, Any] = {"__name__": training.__name__}
     exec(compile(inspect.getsource(training), training.__file__, "exec", optimize=1), module)
@@ -162,12 +151,3 @@ def test_the_loss_scale_of_amp_is_taken_back_once(monkeypatch):
     optimizer.clip_grad_norm(0.0)
     optimizer.step()
     assert torch.equal(weight.detach(), torch.tensor([-1.0, -2.0, -4.0]))
-
-
-def test_the_trainer_refuses_to_train_the_same_model_twice(monkeypatch, take_away, train, tmp_path):
-    """fairseq-hydra-train starts before the plugin is loaded, so there the command line is not completed."""
-    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2"), ("RANK", "0")):
-        monkeypatch.setenv(name, value)
-    take_away(distributed_utils, "call_main")
-    with pytest.raises(compat.SetupError, match="torchrun started 2 processes"):
-        train(tmp_path, "--max-update", "1")

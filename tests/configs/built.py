@@ -83,7 +83,7 @@ FACTS: dict[str, Callable[[Any], Any]] = {
         {(m.out_proj.in_features, m.out_proj.out_features) == (b.width, b.width) for m in b.convs}
     ),
     "input_projections": lambda b: sorted({module.in_proj.out_features for module in b.convs}),
-    "dropconnect": lambda b: only(module.conv.dropconnect > 0 for module in b.convs),
+    "dropconnect": lambda b: only(module.conv.weight_dropout.p > 0 for module in b.convs),
     "normalisation": lambda b: sorted({module.conv.normalization for module in b.convs}),
     "conv_heads": lambda b: sorted({module.conv.heads for module in b.convs}),
     # the feed-forward networks, which in fairseq's blocks are the block itself

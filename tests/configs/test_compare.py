@@ -12,25 +12,12 @@ from scripts.pipeline.config import load_config
 from scripts.tables.published import CONFIGS
 
 FOLDER = CONFIGS / "compare"
-TRANSLATION = Vocabulary(3216, None, "the dictionary of debian_en_de on Debian 12")
-WORDS = Vocabulary(51_288, None, "that of debian_lm")
+TRANSLATION = Vocabulary(3216, None)  # of debian_en_de on Debian 12
+WORDS = Vocabulary(51_288, None)  # of debian_lm
 UNEQUAL = ("dynamicconv_dec1",)  # a short decoder is smaller
 CONTENDERS = sorted(path for path in FOLDER.glob("*.yaml") if not path.stem.startswith(("base", "two_cores")))
 # what the size, the model or its trials decide
-FREE = [
-    "arch",
-    "lr",
-    "ffn-embed-dim",
-    "conv",
-    "kernel",
-    "weight-",
-    "query",
-    "heads",
-    "layers",
-    "embed",
-    "attention",
-    "glu",
-]
+FREE = ["arch", "lr", "conv", "kernel", "weight-", "query", "heads", "layers", "embed", "attention", "glu"]
 
 
 def within(path: Path, base: Path, types: Vocabulary) -> bool:

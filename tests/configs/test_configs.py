@@ -114,13 +114,11 @@ EVERY = [
 
 
 def first_of_each_kind() -> list[Path]:
-    """The configurations of which each has a dataset, or a flag for a family of models, that none before it has."""
-    chosen, seen = list[Path](), set[tuple[str, ...]]()
+    """The configurations of which each has a dataset or a family of models that none before it has."""
+    chosen, seen = list[Path](), set[str]()
     for path in EVERY:
         config = load_config(path)
-        family = config.train["arch"].removeprefix("pla_").split("_")[0]
-        kinds = {(config.dataset, family.startswith("transformer"), config.train["criterion"])}
-        kinds |= {(family, section, key) for section in ("train", "generate") for key in getattr(config, section)}
+        kinds = {config.dataset, config.train["arch"].removeprefix("pla_").split("_")[0]}
         if not kinds <= seen:
             chosen.append(path)
         seen |= kinds

@@ -10,6 +10,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 from lightconv_plugin import convert
 from lightconv_plugin.models.architectures import ENCODER_DECODER
+from lightconv_plugin.models.config import LightConvConfig
 from tests.convert import common
 
 
@@ -64,7 +65,7 @@ def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
 
 def test_every_option_has_its_value(source):
     options = convert.convert(source)[0]["cfg"]["model"]
-    assert set(options) - {"_name"} == {name for name in vars(convert.LightConvConfig()) if not name.startswith("_")}
+    assert set(options) - {"_name"} == {name for name in vars(LightConvConfig()) if not name.startswith("_")}
     unset = ("embed_path", "query_dim")
     without = {name for name, value in options.items() if value is None}
     assert without == {

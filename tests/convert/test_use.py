@@ -8,6 +8,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
+from fairseq.models import lightconv
 from fairseq_cli import train
 from subword_nmt.learn_bpe import get_vocabulary
 
@@ -20,88 +21,62 @@ from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, CodesError, steps
 from tests.compat.conftest import write_corpus
 from tests.convert import common
 
+LANGUAGES = {"source_lang": "zh", "target_lang": "en"}
+TEXTS = ["中国 市场 说 , 中国 。", "мир и вода , мир .", "السلام عليكم السلام .", "नमस्ते दुनिया नमस्ते ।"]
+TEXTS += ["Typing , Typing .", "ไทย ไทย สยาม"]
+OPTION = {SUBWORD_NMT: "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder as scripts.pretrained leaves it: dictionaries, BPE codes, model.pt."""
-    folder = tmp_path_factory.mktemp("pretrained")
-    task = common.write_dictionaries(folder, shared=True)
-    model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, share_all_embeddings=True)
+
+@pytest.fixture(scope="module", params=OPTION)
+def cut(request, tmp_path_factory):
+    """Units; a folder with fairseq's model, ours, and dictionaries; the file of codes; and what cuts text by it."""
+    units = request.param
+    folder = tmp_path_factory.mktemp(units)
+    codes = folder.with_suffix(".codes")
+    if units == SUBWORD_NMT:
+        codes.write_text(bpe.learn_from_counts(get_vocabulary(TEXTS).items(), merges=12), encoding="utf-8")
+    else:
+        codes.write_bytes(sentencepiece.learn(iter(TEXTS * 9), units=50))
+    step = {SUBWORD_NMT: bpe.encoder, SENTENCEPIECE: sentencepiece.encoder}[units](codes=str(codes))
+    words = Dictionary()
+    for unit in " ".join(map(step, TEXTS)).split():
+        words.add_symbol(unit)
+    for language in ("zh", "en"):
+        words.save(str(folder / f"dict.{language}.txt"))
+    task = Namespace(source_dictionary=words, target_dictionary=words)
+    model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, **LANGUAGES, share_all_embeddings=True)
     common.save(folder / "theirs.pt", model, args)
-    convert.main([str(folder / "theirs.pt"), str(folder / "model.pt")])
-    convert.main([str(folder / "theirs.pt"), str(folder / "model.safetensors")])
-    (folder / "bpecodes").write_text("#version: 0.2\nw 1\nw1 2</w>\n")
-    return folder
-
-
-@pytest.mark.parametrize("file", ["model.pt", "model.safetensors"])
-def test_from_pretrained_translates(folder, file):
-    options = {"data_name_or_path": ".", "bpe": "subword_nmt", "source_lang": "en", "target_lang": "de"}
-    ours = LightConvModel.from_pretrained(str(folder), checkpoint_file=file, **options)
-    assert ours.encode("w12").tolist() == [ours.src_dict.index("w12"), ours.src_dict.eos()]
-    sentences = ["w1 w2 w3", "w4 w12"]
-    found = ours.translate(sentences, beam=3, max_len_b=8)
-    assert len(found) == 2
-    assert all(set(sentence.split()) <= {f"w{n}" for n in range(16)} | {"<unk>"} for sentence in found)
-    assert any(found), "two empty translations prove nothing"
-
-    from fairseq.models.lightconv import LightConvModel as Theirs
-
-    theirs = Theirs.from_pretrained(str(folder), checkpoint_file="theirs.pt", **options)
-    assert theirs.translate(sentences, beam=3, max_len_b=8) == found
-
-
-TEXTS = [
-    "中国 市场 说 , 中国 。",
-    "мир и вода , мир .",
-    "السلام عليكم السلام .",
-    "नमस्ते दुनिया नमस्ते ।",
-    "Typing , Typing .",
-    "ไทย ไทย สยาม",
-]
-
-
-@pytest.fixture(scope="module")
-def cut(tmp_path_factory):
-    """Per units: a folder with model.pt and its dictionaries alone, the file of codes, and what cuts text by it."""
-    folders = {}
-    for units in (SUBWORD_NMT, SENTENCEPIECE):
-        folder = tmp_path_factory.mktemp(units)
-        codes = folder.with_suffix(".codes")
-        if units == SUBWORD_NMT:
-            codes.write_text(bpe.learn_from_counts(get_vocabulary(TEXTS).items(), merges=12), encoding="utf-8")
-        else:
-            codes.write_bytes(sentencepiece.learn(iter(TEXTS * 9), units=50))
-        step = {SUBWORD_NMT: bpe.encoder, SENTENCEPIECE: sentencepiece.encoder}[units](codes=str(codes))
-        words = Dictionary()
-        for unit in " ".join(map(step, TEXTS)).split():
-            words.add_symbol(unit)
-        for language in ("zh", "en"):
-            words.save(str(folder / f"dict.{language}.txt"))
-        task = Namespace(source_dictionary=words, target_dictionary=words)
-        languages = {"source_lang": "zh", "target_lang": "en"}
-        model, args = common.theirs(task, **common.TINY, **common.DYNAMIC, **languages, share_all_embeddings=True)
-        convert.main([str(common.save(folder.with_suffix(".pt"), model, args)), str(folder / "model.pt")])
-        folders[units] = folder, codes, step
-    return folders
+    for name in ("model.pt", "model.safetensors"):
+        convert.main([str(folder / "theirs.pt"), str(folder / name)])
+    return units, folder, codes, step
 
 
 @pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")
-@pytest.mark.parametrize("units", [SUBWORD_NMT, SENTENCEPIECE])
-def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut, units, tmp_path):
+@pytest.mark.parametrize("file", ["model.pt", "model.safetensors"])
+def test_from_pretrained_translates_as_fairseqs(cut, file):
+    units, folder, codes, _ = cut
+    options = {"data_name_or_path": ".", "bpe": units, OPTION[units]: str(codes)}
+    ours = LightConvModel.from_pretrained(str(folder), checkpoint_file=file, **options)
+    theirs = lightconv.LightConvModel.from_pretrained(str(folder), checkpoint_file="theirs.pt", **options)
+    found = ours.translate(TEXTS, beam=3, max_len_b=8)
+    assert found == theirs.translate(TEXTS, beam=3, max_len_b=8)
+    assert any(found), "empty translations prove nothing"
+
+
+@pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")
+def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut, tmp_path):
     """Wherever they lie: beside the model, beside the dictionaries, where reproduce leaves them; or given."""
-    folder, codes, step = cut[units]
+    units, folder, codes, step = cut
     model, data, prepared = tmp_path / "run" / "averaged", tmp_path / "binarised", tmp_path / "prepared"
     model.mkdir(parents=True)
     shutil.copy(folder / "model.pt", model)
     shutil.copytree(folder, data)
     prepared.mkdir()
-    option = {SUBWORD_NMT: "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}[units]
 
     def load(**options):
         return LightConvModel.from_pretrained(str(model), "model.pt", str(data), **options)
 
-    hub = load()
+    hub, option = load(), OPTION[units]
     with pytest.raises(CodesError, match=rf"of zh in {model}, {data}, {prepared} .* as codes.zh, give {option}="):
         hub.translate(TEXTS)
     assert hub.decode(hub.binarize(step(TEXTS[1]))[:-1]) == TEXTS[1]
@@ -111,14 +86,9 @@ def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut,
     assert as_units.string(as_units.encode(step(TEXTS[0]))) == step(TEXTS[0])
     for place in (prepared / "codes", data / "zh.code", model / "codes.zh"):
         shutil.copy(codes, place)
-        (model / "bpecodes").write_text("#version: 0.2\nq q\n")  # of another language or model
-        hubs = [load(**{option: str(place)})]
         if place.parent == model:
-            hubs += [load(), load(bpe=units)]
-        else:
-            (model / "bpecodes").unlink()
-            hubs += [load()]
-        for hub in hubs:
+            (model / "bpecodes").write_text("#version: 0.2\nq q\n")  # of another language or model
+        for hub in (load(), load(bpe=units), load(**{option: str(place)})):
             assert [hub.string(hub.encode(line)) for line in TEXTS] == [step(line) for line in TEXTS]
             assert [hub.decode(hub.encode(line)[:-1]) for line in TEXTS] == TEXTS
         place.unlink()
@@ -141,8 +111,9 @@ def test_a_dictionary_shows_what_was_done_to_text(words, units, steps):
     assert (units_of(words), steps_before(words)) == (units, steps)
 
 
-def test_safetensors_and_back(folder, tmp_path, capsys):
+def test_safetensors_and_back(cut, tmp_path, capsys):
     """The last of the three is the first, parameters under two names included."""
+    folder = cut[1]
     convert.main([str(folder / "model.pt"), str(tmp_path / "model.safetensors")])
     convert.main([str(tmp_path / "model.safetensors"), str(tmp_path / "back.pt")])
     assert "pla_lightconv, " in capsys.readouterr().out
@@ -160,13 +131,7 @@ def test_safetensors_and_back(folder, tmp_path, capsys):
 
 def test_parts_of_larger_tensors_and_half_precision_as_safetensors(tmp_path):
     whole = torch.randn(4, 6, dtype=torch.float16)
-    own = {
-        "rows": whole[1:3],
-        "columns": whole[:, 1:3],
-        "again": whole[1:3],
-        "none": torch.zeros(0),
-        "0": torch.ones(()),
-    }
+    own = {"rows": whole[1:3], "columns": whole[:, 1:3], "again": whole[1:3], "0": torch.ones(())}
     rest = {"cfg": {}, "optimizer_history": [], "task_state": {}, "extra_state": {"train_iterator": {}}}
     write_safetensors({"model": own, **rest}, tmp_path / "a.safetensors")
     found = read_safetensors(tmp_path / "a.safetensors")
@@ -204,8 +169,7 @@ def test_fine_tuning_starts_from_it(tmp_path, monkeypatch, capsys):
     assert "decoder: dynamic convolutions without GLU, 2 layers of 16, 4 heads, kernels [3, 7]" in said
 
 
-@pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "plain"])
-@pytest.mark.parametrize("operator", ["lightweight", "dynamic"])
+@pytest.mark.parametrize(("operator", "adaptive"), [("lightweight", True), ("dynamic", False)])
 def test_a_language_model(tmp_path, operator, adaptive):
     task = common.write_dictionaries(tmp_path, shared=True)
     options = {k: v for k, v in common.TINY.items() if k.startswith("decoder")}

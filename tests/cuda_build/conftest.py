@@ -1,6 +1,6 @@
 """CUDA tensors without a GPU: shapes, types and the choice of operators are those of a GPU, and nothing is computed."""
 
-import sys
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,7 +63,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
     # parameters are of the class of pretended tensors, and else as plain as on a GPU; the package's attribute of that
     # name is a function
-    linear = sys.modules["lightconv_plugin.modules.linear"]
+    linear = importlib.import_module("lightconv_plugin.modules.linear")
     monkeypatch.setattr(linear, "_is_plain_tensor", lambda p: p is None or type(p) is FakeTensor)
     # fairseq asks so for a shape, and torch for the data
     monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)

@@ -8,7 +8,7 @@ from lightconv_plugin.ops import backend
 from tests.cuda_build.autograd import backward
 
 FORWARD = {"light_conv", "dynamic_conv"}
-BOTH = {*FORWARD, "light_conv_backward", "dynamic_conv_backward"}
+BOTH = {*FORWARD, "conv_backward"}
 
 
 def weights(time, batch, heads, width, **options):
@@ -48,9 +48,9 @@ def test_types(gpu):
         for dtype in backend.TYPES:
             assert call(torch.ones(5, 2, 24, dtype=dtype), weight, padding_l=1).dtype == dtype
         for dtype in (torch.long, torch.float8_e5m2):
-            with pytest.raises(ValueError, match=f"floating-point tensors of at least 16 bits; got x {dtype}"):
+            with pytest.raises(ValueError, match=f"floating-point of at least 16 bits, .*; got x .*{dtype}"):
                 call(torch.ones(5, 2, 24).to(dtype), weight, padding_l=1)
-        with pytest.raises(ValueError, match="one device; got cuda:0 and cpu"):
+        with pytest.raises(ValueError, match=r"one device; got x .* on cuda:0, and weight .* on cpu"):
             call(torch.ones(5, 2, 24), torch.ones(weight.shape, device="cpu"), padding_l=1, backend="native")
 
 

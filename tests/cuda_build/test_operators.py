@@ -5,7 +5,7 @@ import torch
 
 from lightconv_plugin import ops
 from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.fused import training
+from lightconv_plugin.ops.fused import train
 from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
 from tests.waits import waits
 
@@ -72,7 +72,7 @@ def test_the_loss(dtype, gpu):
     # autograd itself asks for a device
     with waits("cuda") as met_backward, torch.no_grad():
         one = torch.ones((), dtype=loss.dtype)
-        gradient = training._SmoothedNll.backward(loss.grad_fn, one, one)[0]
+        gradient = train._SmoothedNll.backward(loss.grad_fn, one, one)[0]
     assert met == met_backward == []
     assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
     assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}

@@ -36,6 +36,10 @@ def everything(archive: Path) -> dict[str, bytes]:
     return {name: stream.read() for name, stream in iterate_members(archive, lambda name: True)}
 
 
+def named(archive: Path, names: list[str]) -> dict[str, bytes]:
+    return {name: stream.read() for name, stream in named_members(archive, names)}
+
+
 @contextmanager
 def open_member(archive: Path, member: str) -> Iterator[BinaryIO]:
     with closing(named_members(archive, [member])) as members:
@@ -58,17 +62,10 @@ def test_every_kind_gives_every_member_and_only_what_is_wanted(tmp_path, kind, p
     archive.write_bytes(packed(kind, files, *([] if folder else [special("set")])))
     assert everything(archive) == READ
     check_archive(archive, archive.name)
-    for name, content in READ.items():
-        with open_member(archive, name) as stream:
-            assert stream.read() == content
     wanted = ["set/a.xz", "set/train.en", "set/a.bz2"]
-    order = [name for name in FILES if name in wanted]
-    assert [name for name, _ in iterate_members(archive, wanted.__contains__)] == order
-    assert [name for name, stream in named_members(archive, wanted) if stream.read(1)] == order
-    with pytest.raises(UserError, match=r"a\.\w+(\.\w+)? has no member other/train\.en; nearest.*:\n  set/train\.en\n"):
-        open_member(archive, "other/train.en").__enter__()
+    assert list(named(archive, wanted).items()) == [(name, READ[name]) for name in FILES if name in wanted]
     with pytest.raises(UserError, match=r"no member set/trian\.en and no x;.*\n  set/train\.en\n"):
-        list(named_members(archive, ["set/trian.en", "x", "set/empty"]))
+        named(archive, ["set/trian.en", "x", "set/empty"])
     assert [path.name for path in tmp_path.iterdir()] == [kind]
 
 
@@ -87,27 +84,6 @@ def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
                 read(path)
 
 
-@pytest.mark.parametrize(
-    ("member", "because"),
-    [
-        (special("/etc/text", tarfile.REGTYPE), "leads out of the folder"),
-        (special("../text", tarfile.REGTYPE), "leads out of the folder"),
-        (special("set/../../text", tarfile.REGTYPE), "leads out of the folder"),
-        (special("set/text", tarfile.SYMTYPE, "/etc/passwd"), "symbolic link to /etc/passwd"),
-        (special("set/text", tarfile.LNKTYPE, "set/first"), "hard link to set/first"),
-        *[(special("set/text", kind), "is a device or pipe;") for kind in (tarfile.CHRTYPE, tarfile.FIFOTYPE)],
-    ],
-)
-def test_a_tar_member_that_leads_elsewhere_is_refused_when_wanted(tmp_path, member, because):
-    archive = tmp_path / "a.tgz"
-    archive.write_bytes(packed("a.tgz", {"set/last": b"2"}, member))
-    for read in (everything, lambda archive: open_member(archive, member.name).__enter__()):
-        with pytest.raises(UserError, match=because):
-            read(archive)
-    with open_member(archive, "set/last") as stream:
-        assert stream.read() == b"2"
-
-
 def zip_of_one(name: str = "a", content: bytes = b"text", **header: int) -> bytes:
     """A zip of a member whose header says something odd."""
     info, file = zipfile.ZipInfo(name), io.BytesIO()
@@ -118,27 +94,26 @@ def zip_of_one(name: str = "a", content: bytes = b"text", **header: int) -> byte
     return file.getvalue()
 
 
-def changed(whole: bytes, at: int, to: bytes) -> bytes:
-    return whole[:at] + to + whole[at + len(to) :]
+def tgz(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> bytes:
+    return packed("a.tgz", {"set/last": b"2"}, special(name, kind, to))
 
 
-NINE = packed("a.tar", {f"{n}": b"x" * 3000 for n in range(9)})
-LONG = packed("a.tar", {"a": b"1", "long" * 40: b"2"})  # whose name is a member of its own
 STORED = zip_of_one("set/a", b"text" * 100)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "because"),
     [
+        ("a.tgz", tgz("/etc/text"), "leads out of the folder"),
+        ("a.tgz", tgz("set/../../text"), "leads out of the folder"),
+        ("a.tgz", tgz("set/text", tarfile.SYMTYPE, "/etc/passwd"), "is a link or a device;"),
+        ("a.tgz", tgz("set/text", tarfile.LNKTYPE, "set/first"), "is a link or a device;"),
+        ("a.tgz", tgz("set/text", tarfile.FIFOTYPE), "is a link or a device;"),
         ("a.zip", zip_of_one("/etc/text"), "leads out of the folder"),
         ("a.zip", zip_of_one("set\\..\\..\\text"), "leads out of the folder"),
         ("a.zip", zip_of_one(create_system=3, external_attr=0o120777 << 16), "member a is a link"),
-        ("a.zip", changed(STORED, STORED.index(b"texttext"), b"T"), r"member set/a is damaged"),
+        ("a.zip", STORED.replace(b"texttext", b"Texttext", 1), r"member set/a is damaged"),
         ("a.tgz", PACK["gz"](b""), "empty"),
-        # what the standard library may take for the end
-        ("a.tar", changed(NINE, 3584, b"B"), "more data follows the mark of its end"),
-        ("a.tar", changed(NINE, 3584, bytes(512)), "more data follows the mark of its end"),
-        ("a.tgz", PACK["gz"](LONG[: LONG.index(b"longlong") + 512]), "empty header"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else None,
 )
@@ -146,9 +121,8 @@ def test_an_archive_that_is_refused(tmp_path, name, content, because):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=because):
         everything(tmp_path / name)
-    if "out of" not in because and "link" not in because:
-        with pytest.raises(UserError, match=because):
-            check_archive(tmp_path / name, name)
+    if "set/last" in (content if name != "a.tgz" else gzip.decompress(content)).decode("latin-1"):
+        assert named(tmp_path / name, ["set/last"]) == {"set/last": b"2"}  # which is not asked for does no harm
 
 
 def test_archives_that_are_odd_and_whole(tmp_path):
@@ -161,13 +135,13 @@ def test_archives_that_are_odd_and_whole(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_members(tmp_path):
-    archive = pack(tmp_path / "a.tar", {**{f"set/{n}": b"" for n in range(6_000)}, "zeros": bytes(32 << 20)})
+    archive = pack(tmp_path / "a.tar", {**{f"set/{n}": b"" for n in range(3_000)}, "zeros": bytes(16 << 20)})
     tracemalloc.start()
     with open_member(archive, "zeros") as stream:
         total = sum(len(block) for block in iter(lambda: stream.read(1 << 16), b""))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert total == 32 << 20
+    assert total == 16 << 20
     assert peak < 5 << 20
 
 
@@ -175,16 +149,12 @@ def test_memory_does_not_grow_with_the_members(tmp_path):
 def test_cut_short_anywhere(tmp_path, kind):
     archive = pack(tmp_path / kind, SMALL)
     whole = archive.read_bytes()
-    # the zeros at the end of a plain tar are filling but for the first of its two blocks
-    last = whole.rstrip(b"\0")
-    needed = -(-len(last) // 512) * 512 + 512 if kind == "a.tar" else len(whole)
-    step = 5 if kind == "a.zip" else 31
-    for length in {*range(0, needed, step), *range(0, needed, 512), needed - 1}:
+    # of a plain tar the zeros at the end are filling
+    needed = len(whole.rstrip(b"\0")) if kind == "a.tar" else len(whole)
+    for length in {*range(0, needed, 5 if kind == "a.zip" else 31), *range(0, needed, 512), needed - 1}:
         archive.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"a\.\w+.* is (damaged or cut short|empty)"):
-            everything(archive)
-    archive.write_bytes(whole[:needed])
-    assert len(everything(archive)) == 3
+        with pytest.raises(UserError, match=r"a\.\w+.* (is damaged or cut short|has no member)"):
+            named(archive, [*SMALL]) if kind == "a.tar" else everything(archive)  # which has no checksum at its end
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,8 +163,7 @@ def test_a_damaged_member_is_named_with_its_archive(tmp_path, kind):
     check_archive(archive, archive.name)
     with pytest.raises(UserError, match=r"a\.\w+(\.\w+)?, member set/a\.gz is damaged"):
         everything(archive)
-    with open_member(archive, "last") as stream:
-        assert stream.read() == b"2"
+    assert named(archive, ["last"]) == {"last": b"2"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

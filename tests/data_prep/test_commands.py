@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -39,15 +41,6 @@ from tests.data_prep.samples import (
 )
 
 LANGUAGES = ("en", "de")
-OWN: list[Any] = [
-    "normalise_space",
-    {"clean": {"splits": ["train"], "min_words": 6}},
-    {"deduplicate": {"splits": ["train"]}},
-    {"split_by_hash": {"by": "en", "valid_percent": 5, "test_percent": 5}},
-    "save_raw",
-    {"tokenise": {"escape": False}},
-    {"bpe": {"merges": 60}},
-]
 
 
 @pytest.fixture
@@ -66,9 +59,6 @@ def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: py
     assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + lost == 3 * 342
     for split in SPLITS:
         sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
-        for language, units in zip(LANGUAGES, sides, strict=True):
-            said = counts["files"][f"{split}.{language}"]
-            assert said["lines"] == len(units)
         for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
             left, right = ({word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row)
             assert left == right
@@ -77,9 +67,6 @@ def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: py
     assert " & friends" in tokens
     assert "wrapped | over two lines." in untokenised
     assert "lines ." not in untokenised
-    learnt = {"step": "bpe", "split": "train", "codes": "codes", "languages": ["en", "de"]}
-    assert {**learnt, "merges": 60} in counts["steps"]
-    assert len(lines_of(ready / "codes")) == 61
 
 
 def english(folder: Path, count: int = 400) -> Path:
@@ -136,15 +123,14 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
 
 
-def test_the_longest_line_and_summary_are_the_dataset_s():
-    description = Description("a", "", "one two", ("one two three four five", "one two three"))
-    found, said = [("test", description)], dict[str, Any]()
-
+def test_longer_lines_are_left_out():
+    found, said = (
+        [("test", Description("a", "", "one two", ("one two three four five", "one two three")))],
+        dict[str, Any](),
+    )
     lines = debian._lines(Debian(max_words=3), found, said)
     assert [line for _, line in lines] == [("one two",), ("one two three",)]
     assert said["lines left out"] == {"more than 3 words": 1}
-    pairs = debian._summaries(Debian(min_words=2, max_words=4), found, said)
-    assert [pair for _, pair in pairs] == [("one two three four", "one two")]
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".xz", corpora.PACK["xz"])])
@@ -236,95 +222,19 @@ def test_packages_come_in_slices_and_unknown_ones_are_named(tmp_path: Path, monk
         apt.fetch_packages(["a"], out=tmp_path)
 
 
-def test_own_text_that_cannot_be_used_leaves_the_older_result(tmp_path: Path):
-    given, out = text_folder(tmp_path / "own", train=300), tmp_path / "out"
-    prepare(own_dataset(tmp_path, *OWN), raw=given, out=out, workers=1)
-    older, good = contents(out), contents(given)
-    expected = [{"after": "read", "lines": {"train": 999}, "tolerance": 0.5, "status": "x"}]
-    one = {f"train.{language}": b"one single line it may be\n" for language in LANGUAGES}
-    for changed, more, message in (
-        ({"train.de": None}, {}, "has no train.de; put both sides there"),
-        (one, {}, r"no line is left of \w+ and \w+ \(train \d, valid \d, test \d; nothing was dropped\)"),
-        ({}, {"expected": expected}, "after read, train: got 300 lines, expected 500 to 1,498 .*fetch the files again"),
-    ):
-        for name, data in (good | changed).items():
-            (given / name).unlink(missing_ok=True)
-            if data is not None:
-                (given / name).write_bytes(data)
-        with pytest.raises(UserError, match=message):
-            prepare(own_dataset(tmp_path, *OWN, **more), raw=given, out=out, workers=1)
-        assert contents(out) == older
-
-
-@pytest.mark.parametrize(
-    ("counts", "message"),
-    [
-        ({"valid": 3}, "no train.en and no train.de; put both sides there"),
-        ({"train": 3, "valid": 3}, "has train and valid but no test; give train, valid and test, or train alone"),
-        (None, "is not a folder"),
-    ],
-)
-def test_own_text_that_is_not_complete(tmp_path: Path, counts: dict[str, int] | None, message: str):
-    given = tmp_path / "own" if counts is None else text_folder(tmp_path / "own", **counts)
-    with pytest.raises(UserError, match=message):
-        download(load_dataset("own_text"), raw=given, out=tmp_path / "out")
-    with pytest.raises(UserError, match=r"is your own; give its folder with --raw DIR, or .*--src FILE and --tgt FILE"):
-        download(load_dataset("own_text"), raw=None, out=tmp_path / "out")
-
-
-@pytest.fixture
-def sides(tmp_path: Path) -> list[Path]:
-    """Two files with bytes that are not UTF-8."""
-    paths = [tmp_path / "my.en", tmp_path / "my.de"]
-    for path in paths:
-        path.write_bytes(b"".join(b"%s\xff word %d\n" % (path.suffix.encode(), n) for n in range(9)))
-    return paths
-
-
-def test_options_that_are_refused_before_anything_runs(tmp_path: Path, sides: list[Path], monkeypatch):
-    alone = tmp_path / "alone.yaml"
-    alone.write_text("{kind: text, source: en, steps: []}")
-    source, target = ("--src", sides[0]), ("--tgt", sides[1])
-    for given, message in (
-        (("own_text", *target), r"--tgt .*my.de without --src; give the other side"),
-        (("own_text", *source), "own_text is text in en and de; give --src FILE and --tgt FILE"),
-        ((alone, *source, *target), "alone is text in en; give --src alone"),
-        (("own_text", *source, *target, "--raw", tmp_path), "--raw and --src both say where the text lies"),
-        (("debian_en_de", *source, *target), "--src and --tgt are for your own text in en and de; debian_en_de is of"),
-        (("own_text", "--src", tmp_path / "no", *target), "cannot read .*no: not a file; give a text file"),
-        (("own_text", "--to", "train"), "--to train: unknown stage; the stages are download, prepare"),
-        (
-            ("debian_en_de", "--invalid", "drop"),
-            "debian_en_de.yaml: `invalid` is 'drop', expected nothing: kind",
-        ),
-    ):
-        with pytest.raises(UserError, match=message):
-            run(monkeypatch, *given, "--out", tmp_path / "out")
-    assert not list((tmp_path / "out").glob("[!.]*"))
-
-
-def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, sides: list[Path], monkeypatch, capsys):
-    given = ["own_text", "--src", sides[0], "--tgt", sides[1], "--out", tmp_path / "out", "--to", "download"]
-    with pytest.raises(UserError, match=r"my.en, line 1: byte 0xff is not UTF-8; convert"):
-        run(monkeypatch, *given)
-    for said in ("not complete yet", "nothing has changed, skipped", "the files given with --raw have changed"):
+def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, capsys):
+    folder = text_folder(tmp_path / "own", train=9)
+    text = {f"train.{language}": str(folder / f"train.{language}") for language in LANGUAGES}
+    given = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
+    for said in ("not complete yet", "nothing has changed", "given .*have changed", "nothing has changed"):
         if "given" in said:
-            sides[0].write_bytes(sides[0].read_bytes().upper())
-        run(monkeypatch, *given, "--invalid", "replace")
-        assert f"== download: {said}" in capsys.readouterr().out
-    assert (tmp_path / "out" / "raw" / "train.de").read_text().count("\ufffd") == 9
-    with pytest.raises(UserError, match="no pair is left"):  # not what the other option made
-        run(monkeypatch, *given, "--invalid", "drop")
-
-
-def test_a_folder_with_none_of_the_files_is_refused_before_any_is_fetched(tmp_path: Path):
-    keys: dict[str, Any] = {"kind": "archives", "files": {"a.tgz": {"urls": ["http://127.0.0.1:9/a.tgz"]}}}
-    splits = {split: [{"file": "a.tgz", "members": {"de": "a", "en": split}}] for split in SPLITS}
-    given = tmp_path / "given"
-    given.mkdir()
-    (given / "train.en").touch()
-    with pytest.raises(UserError, match=r"--raw .*given has none of a\.tgz; put files there under these names"):
-        download(own_dataset(tmp_path, "normalise_space", **keys, splits=splits), raw=given, out=tmp_path / "out")
+            write_lines(tmp_path / "new", ["a line"] * 9)
+            shutil.copy(tmp_path / "new", folder / "train.en")
+        run(monkeypatch, *given)
+        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
+    shutil.rmtree(folder)  # what was read is not asked for again
+    run(monkeypatch, *given)
+    assert "nothing has changed" in capsys.readouterr().out
 
 
 def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
@@ -338,24 +248,23 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
 
     def made(said: str) -> None:
         run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "prepare", "--workers", 1)
-        assert f"== download: {said}" in capsys.readouterr().out
+        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
 
+    with pytest.raises(UserError, match=r"--raw .* has none of a\.tgz; put files there under these names"):
+        download(load_dataset(str(file)), raw=file.parent, out=tmp_path / "none")
     made("not complete yet")
-    content = (raw / "a.tgz").read_bytes()
     described = json.loads((out / "raw" / "manifest.json").read_text())["files"]["a.tgz"]
-    assert described == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}  # lines are of text
-    stamp = json.loads((out / "raw" / "stamp.json").read_text())
-    assert stamp["files"].keys() == {"a.tgz", "manifest.json"}
+    assert described["sha256"] == hashlib.sha256((raw / "a.tgz").read_bytes()).hexdigest()
     (out / "raw" / "a.tgz.bad").unlink()
     (raw / "else.txt").write_text("of something else")
     made("nothing has changed, skipped")
     for gone in ("manifest.json", "a.tgz"):
         (out / "raw" / gone).unlink()
         made(f"{gone} is gone or has changed")
-    for gone in ("a.tgz", "ledger.json"):
+    for gone in ("a.tgz", "manifest.json"):
         (out / "raw" / gone).unlink()
     pack(raw / "a.tgz", {f"{split}.en": b"another line\n" * 9 for split in SPLITS})
-    made("the files given with --raw have changed")
+    made("given .*have changed")
 
 
 def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -380,7 +289,7 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
 
 def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
-    dataset = own_dataset(tmp_path, *OWN, binarise={"joined_dictionary": True})
+    dataset = own_dataset(tmp_path, binarise={"joined_dictionary": True})
     folder, made = tmp_path / "a comma, a blank", []
     folder.mkdir()
     ready = text_folder(folder / "ready", train=9, valid=2, test=3)
@@ -395,12 +304,6 @@ def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytes
     given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
     assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
-    dataset = replace(
-        dataset, binarise=replace(dataset.binarise, joined_dictionary=True, expected_vocab_size={"de": 5})
-    )
-    with pytest.raises(UserError, match=r"dict.de.txt: got \d+ types, expected 5 "):
-        binarise(dataset, prepared=ready, out=tmp_path / "other", workers=1)
-    assert not (tmp_path / "other").exists()
     for wrong in ("a:b", "${a}"):
         with pytest.raises(UserError, match="rename the folder"):
             binarise(dataset, prepared=ready, out=tmp_path / wrong, workers=1)
@@ -452,7 +355,6 @@ def test_each_share_of_unknown_units_that_fairseq_writes_is_read(tmp_path: Path,
         ({"valid.de": "", "valid.en": ""}, "", "valid.en 0 lines"),
         ({"train.en": None}, "", "cannot read .*train.en: No such file"),
         ({}, "echo out of memory; exit 3", r"ended with status 3. Its last lines:\n  out of memory\n.*out.log"),
-        ({}, "echo fine", "ended well but wrote no train.en-de.en.bin; its output:\nfine"),
     ],
 )
 def test_binarise_says_what_fairseq_does_not_and_does(tmp_path: Path, monkeypatch, changed, script: str, message: str):
@@ -467,10 +369,6 @@ def test_binarise_says_what_fairseq_does_not_and_does(tmp_path: Path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
-def test_the_words_and_columns_of_the_report(tmp_path: Path):
-    (tmp_path / "binarised").mkdir()
-    (tmp_path / "binarised" / "dict.txt").write_text("a 89\nb 10\nc 1\nmadeupword0000 0\n")
-    vocabulary = report._vocabulary(load_dataset("gbw"), tmp_path)
-    assert (
-        vocabulary[2].split("\n")[2] == "| dict.txt | 8 | 3 | 2 | 2 | 1 |"
-    )  # two types make 90% of the tokens, and 99%
+def test_the_vocabulary_in_the_report(tmp_path: Path):
+    write_lines(tmp_path / "binarised" / "dict.txt", ["a 89", "b 10", "c 1", "madeupword0000 0"])
+    assert report._vocabulary(load_dataset("gbw"), tmp_path)[2].split("\n")[2] == "| dict.txt | 8 | 3 | 1 |"

@@ -1,6 +1,5 @@
 """The files of datasets/, and what is said of one that is wrong."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from data_prep.dataset import FOLDER, load_dataset
 from data_prep.sources import kind_of
-from data_prep.steps.plan import notes, plan
+from data_prep.steps.plan import plan
 from scripts.common.errors import UserError
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -25,29 +24,23 @@ steps: [save_raw, {bpe: {merges: 20}}]
 binarise: {joined_dictionary: true}
 """
 TRAIN = "  train: [{file: a.tgz, members: {en: a.en, de: a.de}}]\n"
+VALID = "  valid: [{file: a.tgz, members: {en: v.en, de: v.de}}]\n"
+TEST = "  test: [{file: a.tgz, members: {en: t.en, de: t.de}}]\n"
 STEP = "save_raw"
 SPLIT = "steps: [{split_by_hash: {by: en, valid_percent: 1, test_percent: 1}}, "
 # what is replaced, by what, and the message
 WRONG = [
     ("source: en", "sauce: en", "unknown key `sauce`; expected one of kind, source"),
     ("source: en\n", "", "the key `source` is missing"),
-    ("{joined_dictionary: true}", "60", "binarise` is 60, expected keys with values"),
     ("joined_dictionary: true", "threshold_source: 6.5", "threshold_source` is 6.5, expected a whole number"),
-    ("joined_dictionary: true", "joined_dictionary: 1", "joined_dictionary` is 1, expected true or false"),
     ("target: de", "target: no", r"target` is False, expected a word \(YAML reads no and on as false and true"),
     ("kind: archives", "kind: parquet", "kind` is 'parquet', expected one of archives,"),
-    ("merges: 20", "merges: 5, glossaries: abc", "bpe.glossaries` is 'abc', expected a list of"),
     ("target: de", "target: en", r"source and target` is \('en', 'en'\), expected two languages"),
     ("source: en", "source: ../en", r"source and target` is \('../en', 'de'\), expected names such as en"),
-    ("kind: archives", "kind: text", r"`files` is \['a.tgz'\], expected none for this kind"),
-    ("kind: archives", "kind: text\ninvalid: skip", "`invalid` is 'skip', expected error, replace or drop"),
-    ("target: de", "target: de\ninvalid: drop", "`invalid` is 'drop', expected nothing: kind archives says it of each"),
-    ("target: de", "target: de\ndebian: {origins: Debian}", "debian.origins` is 'Debian', expected a list of words"),
+    ("target: de", "target: de\ntext: {dev.en: a}", "`text` is 'dev.en', expected some of train.en, train.de, valid"),
     ("files: {a.tgz: {}}", "files: {a.tgz: {size: 3}}", "unknown key `files.a.tgz.size`; expected one of urls, bytes"),
     ("files: {a.tgz: {}}", "files: {../a: {}}", "`files` is '../a', expected names without a folder"),
     ("a.tgz: {}", "a.tgz: {sha256: abc}", "`files.a.tgz.sha256` is 'abc', expected 64 digits of 0-9 and a-f"),
-    ("a.tgz: {}", f"a.tgz: {{md5: {'A' * 32}}}", "`files.a.tgz.md5` is 'AA.*, expected 32 digits of 0-9 and a-f"),
-    ("a.tgz: {}", "a.tgz: {member_md5: none.md5}", "there is no .*none.md5"),
     ("a.tgz: {}", "a.tgz: {member_md5: sums.md5}", "sums.md5 has no checksum for a.en"),
     (
         "a.tgz, members: {en: v",
@@ -58,34 +51,26 @@ WRONG = [
     ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
     ("  test:", "  tset:", "splits: there is no test, nor does a step make it"),
     (TRAIN, "", r"splits: there is no train, nor does a step make it"),
-    (
-        "  test: [{file: a.tgz, members: {en: t.en, de: t.de}}]\nsteps: [",
-        SPLIT,
-        "makes valid and test: .*not valid alone",
-    ),
+    (f"{TEST}steps: [", SPLIT, "makes valid and test: .*not valid alone"),
     ("a.de}", "a.de}, reader: csv", r"splits.train\[0\].reader` is 'csv', expected one of plain"),
     ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error or replace"),
     ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
-    ("a.de}", "a.de}, numbers: [1, 999999999]", r"numbers` is \[1, 999999999\], expected .* of 100,000 at most"),
-    ("a.de}", "a.de}, numbers: [1, 3]", r"members` is .*, expected \{n\} where the number stands"),
+    ("a.de}", "a.de}, numbers: [1, 3]", "splits: a.en of a.tgz stands in two places"),
     (YAML, "kind: archives\nsource: en\n", "the key files is missing; a dataset of kind archives has it"),
     (YAML, "kind: text\nsource: en\nsteps: [clean]\n", "clean compares two languages, and tiny has one"),
     ("binarise", "expected: [{after: x, lines: {}, status: y}]\nbinarise", "after` is 'x', expected one of"),
     (
         "binarise",
         "expected: [{after: end, lines: {}, tolerance: .nan, status: y}]\nbinarise",
-        r"expected\[0\].tolerance` is nan, expected a fraction",
+        "` is nan, expected a frac",
     ),
     ("[save_raw, {bpe: {merges: 20}}]", "bpe", "steps` is 'bpe', expected a list"),
     (STEP, "{a: {}, b: {}}", r"steps\[0\]` is .*expected a step's name, or"),
     (STEP, "tokenize", r"steps\[0\]: unknown step tokenize; expected one of .*tokenise"),
-    (STEP, "decode", r"steps\[0\]: unknown step decode"),
     (STEP, "bpe", "the key `bpe.merges` is missing"),
-    ("merges: 20", "merges: 5, join: true", "unknown key `bpe.join`; expected one of .*merges, joint"),
+    ("merges: 20", "merges: 5, join: true", "unknown key `bpe.join`; expected one of merges, joint"),
     ("merges: 20", "merges: 0", "bpe: merges: got 0, expected a number above 0"),
     ("merges: 20", "merges: 5, engine: fast", "got 'fast', expected one of subword-nmt, fastBPE"),
-    ("merges: 20", "merges: 5, glossaries: ['(']", r"the glossary '\(' is no regular expression"),
-    (STEP, "{sentencepiece: {units: 0}}", "units: got 0, expected a number above 0"),
     (STEP, "{truncate: {tokens: 0}}", "tokens: got 0, expected a number above 0"),
     (STEP, "{tokenise: {moses: 2018-12}}", "got '2018-12', expected one of 2018-10"),
     (STEP, "{tokenise: {splits: [dev]}}", "tokenise.splits` is 'dev', expected some of test,"),
@@ -96,16 +81,8 @@ WRONG = [
     (STEP, "{clean_scripts: {chinese: 2}}", "got 2, expected 0"),
     (STEP, "{hold_out: {into: x, every: 3}}", "hold_out.splits` is .*, expected the one split"),
     (STEP, "{hold_out: {splits: [train], into: x, every: 0}}", "every: got 0, expected a number above 1"),
-    (
-        STEP,
-        "{split_by_hash: {by: fr, valid_percent: 1, test_percent: 1}}",
-        "split_by_hash.by` is 'fr', expected one of en, de",
-    ),
-    (
-        STEP,
-        "{split_by_hash: {by: en, valid_percent: 50, test_percent: 50}}",
-        "got 50 and 50, expected numbers above 0 whose sum is below 100",
-    ),
+    (STEP, "{split_by_hash: {by: fr, valid_percent: 1, test_percent: 1}}", "by` is 'fr', expected one of en, de"),
+    (STEP, "{split_by_hash: {by: en, valid_percent: 50, test_percent: 50}}", "got 50 and 50, expected numbers above 0"),
 ]
 
 
@@ -122,76 +99,19 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, 
     file.write_bytes(YAML.replace(old, new).encode("latin-1"))
     (tmp_path / "a.tgz").touch()
     (tmp_path / "sums.md5").write_text("# of others\n0  b.en\n")
-    (tmp_path / "train.en").write_text("a line\n")
+    for name in ("train.en", "manifest.json"):
+        (tmp_path / name).write_text("a line\n")
     with pytest.raises(UserError, match=message) as caught:
         checked(file)
     assert str(file) in str(caught.value)
 
 
-def test_one_that_is_right(tmp_path: Path):
-    (tmp_path / "tiny.yaml").write_text(YAML)
+@pytest.mark.parametrize(("text", "pieces"), [(YAML, 6), (YAML.replace(TEST, "").replace(VALID, ""), 2)])
+def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path, text: str, pieces: int):
     (tmp_path / "a.tgz").touch()
-    pieces, passes = checked(tmp_path / "tiny.yaml")
-    assert len(pieces) == 6
-    assert passes == ["01-save_raw", "02-bpe", "03-apply_bpe"]
-
-
-def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path):
-    (tmp_path / "a.tgz").touch()
-    for own in (True, False):
-        text = (
-            YAML if own else "".join(line for line in YAML.splitlines(True) if line[:7] not in ("  valid", "  test:"))
-        )
-        (tmp_path / "tiny.yaml").write_text(text.replace("steps: [", SPLIT))
-        pieces, passes = checked(tmp_path / "tiny.yaml")
-        assert (len(pieces), passes[0]) == (6 if own else 2, "01-split_by_hash")
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "steps", "anew"),
-    [
-        ("en", "zh_CN", "[remove_non_printing, tokenise, normalise_punctuation, {bpe: {merges: 9}}]", False),
-        ("de", "fr", "[tokenise]", False),
-        ("en", "hi", "[{tokenise: {languages: [en]}}, {bpe: {merges: 9}}]", False),
-        ("en", "hi", "[tokenise]", True),
-        ("en", "fra_Latn", "[tokenise]", True),
-        ("en", "de", "[{sentencepiece: {units: 9}}]", True),
-    ],
-)
-def test_text_is_made_anew_where_a_rule_has_changed(tmp_path: Path, source, target, steps, anew):
-    (tmp_path / "a.yaml").write_text(f"kind: text\nsource: {source}\ntarget: {target}\nsteps: {steps}\n")
-    assert any("rules" in step for step in load_dataset(str(tmp_path / "a.yaml")).facts()["steps"]) is anew
-
-
-@pytest.mark.parametrize(
-    ("target", "steps", "said"),
-    [
-        ("de", "[tokenise]", []),
-        ("swe_Latn", "[tokenise]", []),
-        ("sw", "[tokenise]", ["Moses has no abbreviations for sw: "]),
-        (
-            "tha",
-            "[tokenise]",
-            ["Moses has no abbreviations for tha: ", "tha is written without blanks .*sentencepiece"],
-        ),
-        ("zh", "[tokenise]", ["zh is written without blanks"]),
-        ("zh", "[{segment_chinese: {languages: [zh]}}, tokenise]", []),
-        ("th", "[{sentencepiece: {units: 9}}]", []),
-    ],
-)
-def test_a_language_without_rules_is_said_once(tmp_path: Path, target: str, steps: str, said: list[str]):
-    (tmp_path / "a.yaml").write_text(f"kind: text\nsource: en\ntarget: {target}\nsteps: {steps}\n")
-    found = notes(load_dataset(str(tmp_path / "a.yaml")))
-    assert len(found) == len(said)
-    for note, expected in zip(found, said, strict=True):
-        assert re.match(f"note: {expected}", note)
-
-
-@pytest.mark.parametrize("text", ["", "- a\n", "just words\n"])
-def test_a_file_without_keys(tmp_path: Path, text: str):
-    (tmp_path / "tiny.yaml").write_text(text)
-    with pytest.raises(UserError, match="expected keys with values"):
-        load_dataset(str(tmp_path / "tiny.yaml"))
+    (tmp_path / "tiny.yaml").write_text(text.replace("steps: [", SPLIT))
+    found, passes = checked(tmp_path / "tiny.yaml")
+    assert (len(found), passes) == (pieces, ["01-split_by_hash", "02-save_raw", "03-bpe", "04-apply_bpe"])
 
 
 @pytest.mark.parametrize("name", ["debian_en_xx", "missing/tiny.yaml", "tiny.yml"])
@@ -203,9 +123,7 @@ def test_an_unknown_dataset_lists_those_there_are(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dataset_loads(name: str):
     dataset = load_dataset(name)
-    assert dataset == load_dataset(str(FOLDER / f"{name}.yaml"))
     kind_of(dataset)
-    assert not any("rules" in step for step in dataset.facts()["steps"]) or dataset.kind == "text"
     assert plan(dataset, FOLDER) or not dataset.steps
     assert dataset.about
     assert [file for file in dataset.files.values() if not (file.urls or file.by_hand)] == []
@@ -216,12 +134,6 @@ def test_every_dataset_loads(name: str):
 
 def test_what_the_datasets_say():
     assert {"wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "iwslt14_de_en", "gbw", "cnn_dm", "debian_en_de"} < set(NAMES)
-    demo = load_dataset("debian_en_de")
-    steps = {step.name: step.parameters for step in demo.steps}
-    assert steps["bpe"] == {"merges": 3000}
-    assert steps["clean"] == {"min_words": 1, "max_words": 100, "max_ratio": 2.5}
-    assert steps["split_by_hash"] == {"by": "en", "valid_percent": 2, "test_percent": 3}
-    assert demo.binarise.joined_dictionary
     kinds = {name: load_dataset(name).debian.task for name in ("debian_en_zh", "debian_summaries", "debian_lm")}
     assert list(kinds.values()) == ["translation", "summarization", "language_modeling"]
     un = "UNv1.0.en-zh.tar.gz"  # whose pieces are named for a person

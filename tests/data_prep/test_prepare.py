@@ -17,8 +17,7 @@ import pytest
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
-from data_prep.steps import corpus, whole
-from data_prep.steps.engine import long_lines
+from data_prep.steps import corpus, learn
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
@@ -38,7 +37,7 @@ PARTS = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many blocks of a few lines."""
     monkeypatch.setattr(corpus, "CHUNK", 60)
-    monkeypatch.setattr(whole, "_COUNTED", 70)
+    monkeypatch.setattr(learn, "_COUNTED", 70)
 
 
 def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
@@ -48,6 +47,7 @@ def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, si
     for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
         for side, language in enumerate(LANGUAGES[:sides]):
             (folder / "raw" / f"{split}.{language}").write_bytes(text(given, side))
+    (folder / "raw" / "manifest.json").touch()
     dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
     prepare(dataset, raw=folder / "raw", out=out, workers=workers)
     return out
@@ -118,10 +118,7 @@ def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
     assert splits["train"] == [row for row in rows if int(row[0]) % every]
 
 
-def test_the_engine_of_bpe_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    slow, fast = (made(tmp_path, PARTS, {"bpe": {"merges": 90, "engine": name}}) for name in ("subword-nmt", "fastBPE"))
-    assert rows_of(slow) == rows_of(fast)
-    assert "@@" in (slow / "train.de").read_text()
+def test_an_engine_of_bpe_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "fastBPE", None)
     with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
         made(tmp_path, PARTS, {"bpe": {"merges": 90, "engine": "fastBPE"}})
@@ -137,7 +134,7 @@ def test_other_splits_stay_whole(tmp_path: Path, step: dict[str, dict[str, Any]]
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_sentencepiece(tmp_path: Path, joint: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(whole, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    monkeypatch.setattr(learn, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
     out, again = (
         made(tmp_path, PARTS, "save_raw", {"sentencepiece": {"units": 90, "joint": joint}}, workers=workers)
         for workers in (1, 2)
@@ -172,31 +169,8 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
     found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
     with corpus.Pool(1) as pool, ExitStack() as stack:
-        taken = list(whole._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
+        taken = list(learn._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
-
-
-@pytest.mark.parametrize(("target", "flag"), [("de", "max-source-positions"), (None, "tokens-per-sample")])
-def test_long_lines_are_said_with_the_setting_that_takes_them(tmp_path: Path, capsys, target: str | None, flag: str):
-    lengths = {"train": [5, 5000], "valid": [1023, 1024, 1500], "test": [7, *range(2000, 2012)]}
-    rows = {split: [(("x " * size).strip(), "x") for size in sizes] for split, sizes in lengths.items()}
-    out = made(tmp_path, rows, sides=2 if target else 1)
-    valid, test = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
-    assert "valid.en has 2 lines of more than 1,024 tokens" in valid
-    assert f"set train.{flag}: 1501 in the configuration" in valid
-    assert "step truncate or clean in own.yaml" in valid
-    assert "test.en has 12 lines" in test
-    counts = counts_of(out)
-    assert counts["long"]["valid.en"] == {"lines": 2, "longest": 1501}
-
-
-@pytest.mark.parametrize("space", [" ", "\u3000", "  \t"])
-def test_tokens_are_parted_as_fairseq_parts_them(tmp_path: Path, space: str):
-    from fairseq.tokenizer import tokenize_line
-
-    lines = [space.join(["é"] * count) for count in (1022, 1023, 1024, 1025)]
-    (tmp_path / "valid.en").write_text("".join(f"{line}\n" for line in lines))
-    assert long_lines(tmp_path / "valid.en") == {"lines": 2, "longest": len(tokenize_line(lines[-1])) + 1}
 
 
 class Place:
@@ -384,7 +358,7 @@ def run_until_commit(dataset: Dataset, folder: Path, last: int, moment: Moment) 
 
 def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_path: Path, monkeypatch, capsys):
     out = tmp_path / "out"
-    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "whole", workers=1, keep=True)
+    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "whole", workers=1)
     first = contents(tmp_path / "whole")
     survivors = [*range(10_000, 10_030), *range(11_000, 11_010)]
     train = [number for place, number in enumerate(survivors, 1) if place % 5]
@@ -392,10 +366,6 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
     assert numbers(lines_of(tmp_path / "whole" / "valid.en")) == survivors[4::5]
     dropped = [entry["dropped"] for entry in counts_of(tmp_path / "whole")["steps"] if entry.get("dropped")]
     assert dropped == [{"empty": 1}, {"duplicate": 11}]
-    (work,) = tmp_path.glob(".whole.work.*")  # which --keep keeps
-    kept = {path.name for path in work.iterdir() if path.is_dir()}
-    assert kept >= {"00-read", "02-normalise_space", "03-deduplicate", "04-hold_out", "05-tokenise", "07-apply_bpe"}
-    assert (work / "00-read" / "train.en.0").exists()
     out.mkdir()
     write_lines(out / "train.en", ["older"])  # which stays until the new one is whole
     kills = itertools.count(3)

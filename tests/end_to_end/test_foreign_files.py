@@ -1,9 +1,14 @@
-"""Files that a command did not write stay as they are, whether it runs, is killed or runs again."""
+"""One table of trials: foreign files, kills and full disks for every command that writes.
+
+All is refused by name or taken up again, and nothing is lost. tests/scripts/test_outputs.py tries the rule itself.
+"""
 
 import itertools
 import json
 import os
+import resource
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +19,14 @@ import torch
 
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
-from scripts import average, evaluate, generate, score, table, train
+from scripts import average, evaluate, generate, pretrained, score, table, train
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import LIST, open_own
 from scripts.fairseq_io import devices, generation
 from scripts.reproduce import select
 from scripts.scoring import perplexity
+from tests.data_prep.corpora import packed
 from tests.data_prep.samples import preprocess
 from tests.killed import killed_at
 
@@ -31,6 +37,7 @@ GIVEN = {
     "own.yaml": f"kind: text\nsource: en\ntarget: de\nsteps: {STEPS}\n",
     "model.yaml": CONFIG,
     "lm.yaml": f"{CONFIG}score: {{metric: perplexity}}\n",
+    "text/manifest.json": "{}",
     **{f"text/train.{side}": "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in SIDES},
     **{f"prepared/{part}.{side}": f"a {part} {side}\n" for part in PARTS for side in SIDES},
     **{f"prepared/raw/test.{side}": "b\n" for side in SIDES},
@@ -47,9 +54,10 @@ SAID = {
     "x | Evaluated 2 tokens in 1.0s (2.0 tokens/s)\nx | Loss (base 2): 1.0, Perplexity: 2.0\n",
 }
 TRAINED = "--data data --model checkpoints/checkpoint_1_1.pt"
+PUBLISHED = "lightconv.no_glu.iwslt14.de-en"
 # each as a user gives it in the folder of what is given, writing to OUT or beside it
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
-    "data_prep": (data_prep_command.main, "own.yaml --src text/train.en --tgt text/train.de --workers 1 --out OUT"),
+    "data_prep": (data_prep_command.main, "own.yaml --raw text --workers 1 --out OUT"),
     "download": (download.main, "own.yaml --raw text --out OUT"),
     "prepare": (prepare.main, "own.yaml --raw text --workers 1 --out OUT"),
     "binarise": (binarise.main, "own.yaml --prepared prepared --out OUT"),
@@ -60,23 +68,23 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "score": (score.main, "model.yaml --hypotheses hypotheses --prepared prepared --baseline hypotheses --out OUT"),
     "select": (select.main, "model.yaml --run run --out OUT"),
     "table": (table.main, "1 --work work --out OUT"),
+    "pretrained": (pretrained.main, f"get {PUBLISHED} --from . --out OUT"),
 }
 # names that other programs and people use beside a file, behind its name
 NEAR = ("work", "old", "partial", "part", "bad", "tmp", "download", "lock", "1.old")
 
 
-def run_logged(command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, **how: object) -> int:
+def run_logged(command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, **how: object) -> None:
     """Stand for fairseq's commands: write what they write and say what they say."""
     if what == "fairseq-preprocess":
         preprocess(command, log, on_line, what=what, cwd=Path(str(how["cwd"])))
-        return 1
+        return
     if what == "fairseq-train":
         write_checkpoints(Path(next(word.removeprefix("--save-dir=") for word in command if "--save-dir=" in word)))
     with open_own(log, "w") as f:
         f.write(SAID[what])
     for line in SAID[what].splitlines():
         on_line(line)
-    return 1
 
 
 def write_checkpoints(folder: Path) -> None:
@@ -95,10 +103,14 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
         path.write_text(text)
     (tmp_path / "given" / "checkpoints").mkdir()
     write_checkpoints(tmp_path / "given" / "checkpoints")
+    archive = pretrained.read_published()[PUBLISHED].archive
+    (tmp_path / "given" / archive).write_bytes(packed(archive, {"model.pt": b"1", "code": b"2"}))
     monkeypatch.chdir(tmp_path / "given")
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # of an architecture that there is not
     monkeypatch.setattr(devices, "_installed", lambda: (0, False))  # to ask torch takes seconds
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda self, file, **_: file.write(b"drawn"))
+    monkeypatch.setattr(pretrained, "check_model", lambda *_: None)
+    monkeypatch.setattr(pretrained, "convert", lambda source, out: str(out.write_bytes(b"converted")))
     for module in (binarise, train, generation, perplexity):
         monkeypatch.setattr(module, "run_logged", run_logged)
     main, line = COMMANDS[request.param]
@@ -108,12 +120,23 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
 def kill(run: Callable[[Path], None], out: Path, at: int) -> int:
     """Kill a run at one of its renames; return its exit status."""
     renames = itertools.count(1)
+    return killed_at(lambda: command(run, out), lambda _: "before" if next(renames) == at else None)
+
+
+def fill(run: Callable[[Path], None], out: Path, size: int) -> int:
+    """Run where no file has room for more than ``size`` bytes; return the exit status."""
 
     def child() -> None:
-        os.setsid()
-        run_command(lambda: run(out))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        with open(os.devnull, "w") as sys.stdout, open(os.devnull, "w") as sys.stderr:
+            command(run, out)
 
-    return killed_at(child, lambda _: "before" if next(renames) == at else None)
+    return killed_at(child, lambda _: None)
+
+
+def command(run: Callable[[Path], None], out: Path) -> None:
+    os.setsid()
+    run_command(lambda: run(out))
 
 
 def files(folder: Path) -> list[Path]:
@@ -121,30 +144,50 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(LIST))
 
 
-def test_what_is_in_the_way_is_refused_by_name_and_what_is_beside_it_stays(run, tmp_path, monkeypatch):
-    run(tmp_path / "clean" / "out")
-    written = [path.relative_to(tmp_path / "clean") for path in files(tmp_path / "clean")]
+def foreign_files(run: Callable[[Path], None], folder: Path) -> None:
+    """What is in the way is refused by name, and what is beside it stays."""
+    run(folder / "clean" / "out")
+    written = [path.relative_to(folder / "clean") for path in files(folder / "clean")]
     assert written
     for number, path in enumerate(written):
-        mine = tmp_path / str(number) / path
+        mine = folder / str(number) / path
         mine.parent.mkdir(parents=True)
         mine.write_text("mine")
         with pytest.raises(UserError, match="away, or choose another"):
-            run(tmp_path / str(number) / "out")
+            run(folder / str(number) / "out")
         assert mine.read_text() == "mine", path
-    places = [tmp_path / "near" / path for path in (Path("out"), *written)]
+    places = [folder / "near" / path for path in (Path("out"), *written)]
     beside = [place.with_name(f"{place.name}.{ending}") for place in places for ending in NEAR]
     for mine in beside:
         mine.parent.mkdir(parents=True, exist_ok=True)
         mine.write_text("mine")
     with suppress(UserError):  # of a folder that would be replaced
-        run(tmp_path / "near" / "out")
+        run(folder / "near" / "out")
     assert {mine.read_text() for mine in beside} == {"mine"}
 
 
-def test_a_killed_command_leaves_no_scratch_once_it_has_run_again(run, tmp_path):
+def kills(run: Callable[[Path], None], folder: Path) -> None:
     for at in (1, 3):
-        assert kill(run, tmp_path / "made" / "out", at) in (0, -signal.SIGKILL)
-    run(tmp_path / "made" / "out")
-    hidden = {path.name for path in (tmp_path / "made").rglob(".*")}
+        assert kill(run, folder / "out", at) in (0, -signal.SIGKILL)
+    assert_complete(run, folder)
+
+
+def full_disks(run: Callable[[Path], None], folder: Path) -> None:
+    """No record is half-written, and the command says so by its status."""
+    statuses = [fill(run, folder / "out", size) for size in (0, 100)]
+    assert (statuses[0], statuses[1] in (0, 1)) == (1, True)
+    for path in (path for path in files(folder) if path.suffix == ".json"):
+        json.loads(path.read_text())
+    assert_complete(run, folder)
+
+
+def assert_complete(run: Callable[[Path], None], folder: Path) -> None:
+    """Run again, and find no scratch."""
+    run(folder / "out")
+    hidden = {path.name for path in folder.rglob(".*")}
     assert all(name == LIST or name.endswith(f".lock{LIST}") for name in hidden), hidden
+
+
+@pytest.mark.parametrize("trial", [foreign_files, kills, full_disks])
+def test_nothing_is_lost(run, trial, tmp_path):
+    trial(run, tmp_path / "made")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq import checkpoint_utils
 
-from lightconv_plugin.export import write
+from lightconv_plugin.export import __main__ as command
 from tests.compat.conftest import checkpoint, corpus, train  # noqa: F401  fixtures
 
 MODEL = """
@@ -30,9 +29,8 @@ def trained(train, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F
 
 @pytest.fixture(scope="session")
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its export to ONNX."""
     out = tmp_path_factory.mktemp("export") / "out"
-    write.main([str(trained), str(out)])
+    command.main([str(trained), str(out)])
     return out
 
 
@@ -41,11 +39,3 @@ def original(trained: Path) -> tuple[Any, Any]:
     """The model and its task, as fairseq-generate loads them."""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(trained)])
     return model.eval().requires_grad_(False), task
-
-
-@pytest.fixture(scope="session")
-def lines() -> list[str]:
-    """Sentences of all lengths: one without words, and one of an unknown word."""
-    draw = random.Random(2)
-    drawn = [" ".join(f"w{draw.randrange(40)}" for _ in range(draw.randrange(1, 14))) for _ in range(20)]
-    return [*drawn, "", "unheard-of"]

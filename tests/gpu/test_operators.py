@@ -9,6 +9,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, reference
 from tests.ops import native
+from tests.ops.equation import packed
 from tests.ops.philox import factors
 from tests.tolerances import assert_close
 
@@ -55,9 +56,11 @@ def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, K, time, devi
     weight = make(device, *(time, 2) * dynamic, 2, K, dtype=dtype)
     assert backend.unsupported_reason("light_conv", x) is None
     name, options = "dynamic_conv" if dynamic else "light_conv", (K - 1, True, 0.3, torch.tensor([77], device=device))
-    backward = getattr(torch.ops.lightconv, f"{name}_backward")
-    both = backward(grad, x, weight, *options, True, True)
-    alone = (backward(grad, x, weight, *options, True, False)[0], backward(grad, x, weight, *options, False, True)[1])
+
+    def backward(*need: bool) -> tuple[Tensor, Tensor]:
+        return torch.ops.lightconv.conv_backward(grad, x, weight, *options, *need, False, None, None)[:2]
+
+    both, alone = backward(True, True), (backward(True, False)[0], backward(False, True)[1])
     exact = [t.double().cpu().requires_grad_() for t in (x, weight)]
     kernel = exact[1].softmax(-1).expand(time, 2, 2, K) * factors((time, 2, 2, K), 0.3, 77)
     want = reference.dynamic_conv(exact[0], kernel, padding_l=K - 1, normalization="none")
@@ -85,8 +88,7 @@ def test_states_and_packed_sentences(name, dtype, K, device):
         x, weight, state = (t.detach().double() if exact else t.detach() for t in (x, weight, state))
         given = x.requires_grad_(), weight.requires_grad_(), state.requires_grad_()
         if exact:
-            definition = getattr(reference, name)
-            out = reference.packed(definition, x, weight, offsets, initial_state=state, **options)
+            out = packed(name, x, weight, offsets, initial_state=state, **options)
         else:
             places = {"cu_seqlens": offsets.to(device), "initial_state": state}
             out, last = getattr(ops, name)(x, weight, return_state=True, **places, **options)
@@ -132,18 +134,18 @@ def test_gate(dtype, device):
 def test_residual_and_norm(dtype, channels, p, device):
     """Of more rows than there are blocks at once; what was dropped is where the gradient is zero."""
     shape = (33 if device.type == "cuda" else 1, 70, channels)
-    x, y, weight, bias, y_bias = given = [
-        make(device, *s, dtype=dtype).requires_grad_() for s in (shape, shape, *[shape[2:]] * 3)
+    x, y, weight, bias = given = [
+        make(device, *s, dtype=dtype).requires_grad_() for s in (shape, shape, shape[2:], shape[2:])
     ]
     grad = make(device, *shape, dtype=dtype) / 10
-    out = ops.residual_norm(x, y, weight, bias, p, 1e-5, y_bias)
+    out = ops.residual_norm(x, y, weight, bias, p, 1e-5)
     got = torch.autograd.grad(out, given, grad, retain_graph=True)
     kept = got[1] != 0
     for other in (grad.flip(0), grad.flip(1)):  # a gradient in half precision is zero by chance too
         kept |= torch.autograd.grad(out, y, other, retain_graph=True)[0] != 0
     assert kept.double().mean().item() == pytest.approx(1 - p, abs=0.05)
-    x, y, weight, bias, y_bias = exact = [t.detach().double().requires_grad_() for t in given]
-    z = x + (y + y_bias) * kept / (1 - p)
+    x, y, weight, bias = exact = [t.detach().double().requires_grad_() for t in given]
+    z = x + y * kept / (1 - p)
     z.data.copy_(z.to(dtype))  # as it is before the norm
     want = torch.nn.functional.layer_norm(z, (channels,), weight, bias, 1e-5)
     assert_close(out, want, dtype)

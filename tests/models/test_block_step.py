@@ -181,18 +181,6 @@ def test_who_looks_at_the_attention_gets_it(calls):
 
 
 @torch.no_grad()
-def test_a_copied_state_goes_its_own_way(calls):
-    block, source, steps = decoder_block(decoder_conv_type="dynamic"), torch.randn(S, 2, 16), torch.randn(5, 2, 16)
-    state: dict = {}
-    walk(block, state, steps[:2], source)
-    copied = copy.deepcopy(state)
-    assert_close(walk(block, state, steps[2:4], source), walk(block, {}, steps[:4], source)[2:])
-    other = steps[[0, 1, 4, 3]]
-    assert_close(walk(block, copied, other[2:], source), walk(block, {}, other, source)[2:])
-    assert len(calls) == 1 + 2 + 3 + 2 + 3  # a search's first step makes the states
-
-
-@torch.no_grad()
 def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
     block, x = decoder_block(decoder_conv_type="dynamic"), torch.randn(1, 2, 16)
     state: dict = {}

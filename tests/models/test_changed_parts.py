@@ -4,9 +4,7 @@ The search, in steps, against the model over all positions at once; a sentence a
 against the same sentence in a batch.
 """
 
-import collections
 import copy
-import io
 import re
 import warnings
 from collections.abc import Callable
@@ -18,24 +16,23 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrize, prune
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import SelfAttention, is_plain
+from lightconv_plugin.modules import AverageAttention, is_plain
 from tests.models import common, test_decoders
 from tests.ops.conftest import products_in_bf16
 from tests.tasks import test_beam_search as searches
-from tests.tasks.test_beam_search import EOS, PAD, assert_same, captured, generators, sample
+from tests.tasks.test_beam_search import DYNAMIC, EOS, PAD, assert_same, captured, generators, sample
 from tests.tolerances import assert_close
 
-LIGHT, DYNAMIC = "pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"
 SOURCES = [7, 3, 5, 6, 2, 4, 7, 5, 3, 6] * 2
-PRECISIONS: dict[str, Callable[[], Any]] = {"fp32": nullcontext, "bf16": products_in_bf16}
+NORMS = ["mixer_residual.layer_norm", "encoder_attn_residual.layer_norm", "ffn_residual.layer_norm"]
 
 
-def model(arch=DYNAMIC):
+def model():
     """As fairseq-generate prepares it: nobody looks at the attention, so that each block may be one operator."""
-    built = searches.model(arch)
+    built = searches.model(DYNAMIC)
     built.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     return built
 
@@ -91,50 +88,31 @@ def own_forward(norm):
     norm.forward = lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3
 
 
-def weight_normed(part):
-    parametrizations.weight_norm(part).parametrizations.weight.original0.data.mul_(2)
-
-
-def weight_normed_by_hook(part):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        nn.utils.weight_norm(part).weight_g.data.mul_(2)
-
-
-def tripled(part):
+def parametrised(part):
     parametrize.register_parametrization(part, "weight", Tripled())
 
 
-def half_pruned(part):
-    prune.random_unstructured(getattr(part, "weight_linear", part), "weight", amount=0.5)
-
-
-def of_a_class(part):
-    part.weight = nn.Parameter(part.weight.detach().as_subclass(Noted))
+def pruned_for_good(part):
+    """A plain module again, whose weight has come to stand behind its bias."""
+    prune.random_unstructured(part, "weight", amount=0.5)
+    prune.remove(part, "weight")
+    assert is_plain(part, type(part))
+    assert list(part._parameters) == ["bias", "weight"]
 
 
 # what is done to parts of every layer of the decoder; where that gives another module, it takes the part's place
 CHANGES: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
     "subclass": (["mixer.out_proj"], Doubled),
-    "weights of a class": (["ffn.fc1"], of_a_class),
+    "weights of a class": (["ffn.fc1"], lambda p: setattr(p, "weight", nn.Parameter(p.weight.data.as_subclass(Noted)))),
     "hook": (["ffn.fc2", "encoder_attn.q_proj"], hooked),
     "hook at the source": (["encoder_attn.k_proj"], hooked_at_the_source),
     "own forward": (["ffn_residual.layer_norm"], own_forward),
     "another epsilon": (["ffn_residual.layer_norm"], lambda norm: setattr(norm, "eps", 0.5)),
-    "wrapped map": (["encoder_attn.out_proj"], Negated),
     "wrapped parts": (["encoder_attn", "mixer"], Negated),
-    "parametrised": (["mixer.in_proj"], tripled),
-    "weight norm": (["ffn.fc1"], weight_normed),
-    "weight norm by a hook": (["ffn.fc1"], weight_normed_by_hook),
-    "pruned": (["ffn.fc1", "mixer.conv"], half_pruned),
+    "parametrised": (["mixer.in_proj"], parametrised),
+    "pruned": (["ffn.fc1", "mixer.conv.weight_linear"], lambda p: prune.random_unstructured(p, "weight", amount=0.5)),
+    "plain again": ([*NORMS, "mixer.in_proj", "encoder_attn.q_proj", "ffn.fc1", "ffn.fc2"], pruned_for_good),
 }
-
-
-def in_half_precision(built):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.ao.quantization.quantize_dynamic(built, {nn.Linear}, dtype=torch.float16, inplace=True)
-    assert not [name for name, module in built.named_modules() if type(module) is nn.Linear]
 
 
 def hook_for_all(built):
@@ -142,21 +120,13 @@ def hook_for_all(built):
     return register_module_forward_hook(lambda module, args, out: -out if module is chosen else None)
 
 
-WHOLE = {
-    "hook for all": hook_for_all,
-    "hook at the output": lambda built: built.decoder.output_projection.register_forward_hook(
-        lambda _, __, out: out.flip(-1)
-    ),
-    "half precision": in_half_precision,
-}
+def in_half_precision(built):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.ao.quantization.quantize_dynamic(built, {nn.Linear}, dtype=torch.float16, inplace=True)
 
 
-def change_parts(built, paths, change):
-    for layer in built.decoder.layers:
-        for path in paths:
-            given = change(layer.get_submodule(path))
-            if isinstance(given, nn.Module):
-                layer.set_submodule(path, given)
+WHOLE: dict[str, Callable[[Any], Any]] = {"hook for all": hook_for_all, "half precision": in_half_precision}
 
 
 def forced(built, batch, hypotheses):
@@ -184,192 +154,108 @@ def check(built, unchanged):
     assert max((new - old).abs().max().item() for new, old in zip(expected, before, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
-@pytest.mark.parametrize(("name", "arch"), [*((name, DYNAMIC) for name in [*CHANGES, *WHOLE]), ("pruned", LIGHT)])
+@pytest.mark.parametrize("name", [*CHANGES, *WHOLE])
 @torch.no_grad()
-def test_the_search_scores_what_the_changed_model_does(name, arch, backend, monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    built = model(arch)
-    handle = WHOLE[name](built) if name in WHOLE else change_parts(built, *CHANGES[name])
-    try:
-        check(built, model(arch))
-    finally:
-        if name == "hook for all":
-            handle.remove()
-
-
-def spectral(part):
-    parametrizations.spectral_norm(part)
-
-
-REMOVED: dict[str, tuple[Callable[[Any], Any], Callable[[Any, str], Any]]] = {
-    "prune": (half_pruned, prune.remove),
-    "weight norm": (weight_normed_by_hook, nn.utils.remove_weight_norm),
-    "parametrisation": (tripled, parametrize.remove_parametrizations),
-    "spectral norm": (spectral, parametrize.remove_parametrizations),
-}
-
-
-@pytest.mark.parametrize("name", REMOVED)
-@torch.no_grad()
-def test_parts_that_are_plain_again_are_found_by_name(name, monkeypatch):
-    """Their weight has come to stand behind their bias."""
+def test_the_search_scores_what_the_changed_model_does(name, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
-    put, remove = REMOVED[name]
-
-    def change(part):
-        put(part)
-        remove(part, "weight")
-        assert is_plain(part, type(part))
-        assert list(part._parameters) == ["bias", "weight"]
-
-    built = model()
-    norms = ["mixer_residual.layer_norm", "encoder_attn_residual.layer_norm", "ffn_residual.layer_norm"]
-    change_parts(built, [*norms, "mixer.in_proj", "encoder_attn.q_proj", "ffn.fc1", "ffn.fc2"], change)
-    with mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
-        check(built, model())
-    assert operator.called
-
-
-# ---- Weights that change between two searches of one generator, as with --eval-bleu ----
-
-
-def by_data(built, change):
-    for parameter in built.parameters():
-        change(parameter)
+    built, handle = model(), None
+    if name in WHOLE:
+        handle = WHOLE[name](built)
+    else:
+        paths, change = CHANGES[name]
+        for layer, path in ((layer, path) for layer in built.decoder.layers for path in paths):
+            if isinstance(given := change(layer.get_submodule(path)), nn.Module):
+                layer.set_submodule(path, given)
+    try:
+        with mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
+            check(built, model())
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert operator.called == (name == "plain again")
 
 
 def noise(like):
     return 0.1 * torch.randn_like(like)
 
 
-def stepped(built, kind, **options):
-    for parameter in built.parameters():
-        parameter.grad = noise(parameter)
-    kind(built.parameters(), lr=0.1, **options).step()
-
-
-def assigned(built, **options):
-    """From a file, whose tensors may come to lie where those of the file before lay."""
-    file = io.BytesIO()
-    torch.save({name: tensor + noise(tensor) for name, tensor in built.state_dict().items()}, file)
-    file.seek(0)
-    nn.Module.load_state_dict(built, torch.load(file, weights_only=True), **options)  # fairseq's has no assign
-
-
 def swapped(built):
     for module in built.modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        for parameter in module.parameters(recurse=False):
             torch.utils.swap_tensors(parameter, nn.Parameter(parameter + noise(parameter)))
-            assert getattr(module, name) is parameter
 
 
-def converted(built):
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        built.bfloat16().float()
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    by_data(built, lambda p: p.data.add_(noise(p)))
+def stepped(built):
+    for parameter in built.parameters():
+        parameter.grad = noise(parameter)
+    torch.optim.Adam(built.parameters(), lr=0.1, fused=True).step()
 
 
+def assigned(built):
+    """From tensors that may come to lie where those before lay; fairseq's own method has no assign."""
+    nn.Module.load_state_dict(built, {name: t + noise(t) for name, t in built.state_dict().items()}, assign=True)
+
+
+# weights that change between two searches of one generator, as with --eval-bleu
 WEIGHTS: dict[str, Callable[[Any], Any]] = {
-    "SGD by hand": lambda built: by_data(built, lambda p: p.data.sub_(noise(p))),
-    "clamping": lambda built: by_data(built, lambda p: p.data.add_(noise(p)).clamp_(-0.3, 0.3)),
-    "a moving average": lambda built: by_data(built, lambda p: p.data.copy_(0.9 * p.data + noise(p))),
-    "other data": lambda built: by_data(built, lambda p: setattr(p, "data", p.data + noise(p))),
-    "copy_": lambda built: by_data(built, lambda p: p.copy_(p + noise(p))),
-    "SGD, foreach": lambda built: stepped(built, torch.optim.SGD, foreach=True),
-    "Adam, fused": lambda built: stepped(built, torch.optim.Adam, fused=True),
-    "a state dict": assigned,
-    "a state dict, assigned": lambda built: assigned(built, assign=True),
-    "swapped tensors": swapped,
-    "conversion": converted,
+    "by data": lambda built: [p.data.sub_(noise(p)) for p in built.parameters()],
+    "other data": lambda built: [setattr(p, "data", p.data + noise(p)) for p in built.parameters()],
+    "fused Adam": stepped,
+    "assigned": assigned,
+    "swapped": swapped,
+    "another mixer": lambda built: setattr(built.decoder.layers[1], "mixer", AverageAttention(16, 24, causal=True)),
 }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize(("precision", "prepared"), [("fp32", False), ("bf16", False), ("bf16", True)])
 @pytest.mark.parametrize("name", WEIGHTS)
 @torch.no_grad()
 def test_weights_that_change_between_two_searches(name, prepared, precision):
     """The generator of a model in training goes on, as --eval-bleu has it; a prepared model has a new one."""
     batch = sample(SOURCES)
-    with PRECISIONS[precision]():
+    with products_in_bf16() if precision == "bf16" else nullcontext():
         built = model()
         built._is_generation_fast = prepared
         _, ours = generators([built], max_len_b=8)
+        before = ours.generate([], batch)
+        WEIGHTS[name](built)
+        if prepared:
+            _, ours = generators([built], max_len_b=8)
         found = ours.generate([], batch)
-        for _ in range(2):
-            before, _ = found, WEIGHTS[name](built)
-            if prepared:
-                _, ours = generators([built], max_len_b=8)
-            found = ours.generate([], batch)
-            assert_same(found, generators([copy.deepcopy(built)], max_len_b=8)[1].generate([], batch))
-            assert max(abs(a[0]["score"] - b[0]["score"]) for a, b in zip(found, before, strict=True)) > 1e-3
-            if precision == "fp32":
-                assert_same(captured(ours, batch), found)
-
-
-def test_optimisers_of_others_are_left_alone():
-    """Two networks under one optimiser, of which a step changes one, after a model of ours has been searched."""
-    with products_in_bf16():
-        generators([model()])[1].generate([], sample([3]))
-    first, second = (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)) for _ in range(2))
-    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
-    losses = [each(torch.ones(1, 3)).sum() for each in (first, second)]
-    losses[0].backward()
-    optimizer.step()
-    losses[1].backward()
+        assert_same(found, generators([copy.deepcopy(built)], max_len_b=8)[1].generate([], batch))
+        assert max(abs(a[0]["score"] - b[0]["score"]) for a, b in zip(found, before, strict=True)) > 1e-3
+        if precision == "fp32":
+            assert_same(captured(ours, batch), found)
 
 
 @torch.no_grad()
-def test_what_the_search_probabilities_are_is_the_model_s_own_business():
-    """A model or decoder with a way of its own from logits to probabilities; a wrapper without any is no error."""
+def test_a_decoders_own_way_to_probabilities_is_taken():
     built = model()
     own = built.decoder.get_normalized_probs
     built.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] * 0.5,), log_probs)
     theirs, ours = generators([built], max_len_b=8)
-    batch = sample(SOURCES)
-    halved = ours.generate([], batch)
-    assert_same(halved, theirs.generate([], batch))
-    del built.decoder.get_normalized_probs
-    assert abs(halved[0][0]["score"] - ours.generate([], batch)[0][0]["score"]) > 1e-4
+    assert_same(ours.generate([], sample(SOURCES)), theirs.generate([], sample(SOURCES)))
 
 
-@pytest.fixture(scope="module")
-def peft():
-    """peft, without a package of fairseq's that transformers takes for usable: it needs another torch than there is."""
+@pytest.mark.parametrize("wrapped", [True, False])
+@torch.no_grad()
+def test_adapters_act_in_the_search(wrapped):
+    """LoRA around the model, and injected into it; merged, it is the same model, and plain again."""
     from transformers import utils
 
+    # a package of fairseq's that transformers takes for usable: it needs another torch than there is
     with mock.patch.object(utils, "is_torchaudio_available", return_value=False):
         import peft
 
-    return peft
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("wrapped", [True, False])
-@torch.no_grad()
-def test_adapters_act_in_the_search(wrapped, precision, peft):
-    """LoRA around the model, and injected into it; merged, it is the same model, and plain again."""
-    batch = sample(SOURCES)
     targets = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
     options = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
-    with PRECISIONS[precision]():
-        built = model()
-        _, ours = generators([built], max_len_b=8)
-        plain = ours.generate([], batch)
-        adapted = peft.get_peft_model(built, options) if wrapped else peft.inject_adapter_in_model(options, built)
-        if precision == "fp32":
-            adapted.eval()
-            check(adapted, model())
-        if wrapped:
-            merged = adapted.merge_and_unload()
-            assert is_plain(merged.decoder.layers[0].ffn.fc1, nn.Linear)
-            found = generators([merged], max_len_b=8)[1].generate([], batch)
-            assert_same(found, generators([copy.deepcopy(merged)], max_len_b=8)[1].generate([], batch))
-            assert max(abs(a[0]["score"] - b[0]["score"]) for a, b in zip(found, plain, strict=True)) > 1e-3
+    adapted = peft.get_peft_model(model(), options) if wrapped else peft.inject_adapter_in_model(options, model())
+    adapted.eval()
+    check(adapted, model())
+    if wrapped:
+        merged = adapted.merge_and_unload()
+        assert is_plain(merged.decoder.layers[0].ffn.fc1, nn.Linear)
+        check(merged, model())
 
 
 PASSED_BY = "|".join(
@@ -404,23 +290,13 @@ def test_every_module_of_a_decoder_is_called_at_every_step(name):
 
 
 @torch.no_grad()
-def test_all_linear_maps_are_quantised_and_called(monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
+def test_linear_maps_of_eight_bits_are_searched_as_fairseq_does():
+    """The scale of what is multiplied at once is a step's, not that of a sentence."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         built = torch.ao.quantization.quantize_dynamic(model(), {nn.Linear}, dtype=torch.qint8)
     theirs, ours = generators([built], min_len=8, max_len_b=8)
-    batch = sample(SOURCES[:3])
-    expected = theirs.generate([], batch)  # the scale of what is multiplied at once is a step's, not that of a sentence
-    called: collections.Counter[str] = collections.Counter()
-    for name, module in built.decoder.named_modules():
-        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
-            module.register_forward_hook(lambda module, args, out, name=name: called.update([name]))
-    assert_same(ours.generate([], batch), expected)
-    assert len(called) == 2 * 9 + 1
-    assert all(count == (1 if name.endswith(("k_proj", "v_proj")) else 9) for name, count in called.items())
-    float32 = generators([model()], min_len=8, max_len_b=8)[1].generate([], batch)
-    assert abs(expected[0][0]["score"] - float32[0][0]["score"]) > 1e-4
+    assert_same(ours.generate([], sample(SOURCES[:3])), theirs.generate([], sample(SOURCES[:3])))
 
 
 @torch.no_grad()
@@ -442,15 +318,3 @@ def test_it_is_decided_once_a_search_for_that_search(monkeypatch):
         assert operator.call_count == (1 + 2) * 5  # the first layer of one of them goes without
     for steps in got:
         assert_close(torch.cat(steps, dim=1), expected)
-
-
-@torch.no_grad()
-def test_modules_replaced_between_searches_follow_their_beams():
-    built = model()
-    _, ours = generators([built], max_len_b=8)
-    batch = sample(SOURCES)
-    ours.generate([], batch)
-    built.decoder.layers[1].mixer = SelfAttention(16, 4, window=3, causal=True).eval()
-    hypotheses = ours.generate([], batch)
-    for (best, *_), scores in zip(hypotheses, forced(built, batch, hypotheses), strict=True):
-        assert_close(best["positional_scores"], scores)

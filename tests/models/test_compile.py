@@ -42,8 +42,10 @@ def run(model: Any, arguments: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("name", [OF_ALL_KINDS, "pla_dynamicconv_small", LANGUAGE_MODEL])
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [(OF_ALL_KINDS, True), ("pla_dynamicconv_small", False), (LANGUAGE_MODEL, True), (LANGUAGE_MODEL, False)],
+)
 def test_models(name, training):
     model, arguments = build(name)
     model.train(training)

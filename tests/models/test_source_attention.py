@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
@@ -77,18 +75,6 @@ def test_weights_are_dropped_in_training_and_where_dropout_is_retained(need_weig
     assert differ()
     drawn = torch.stack([call()[0] for _ in range(400)])
     assert (drawn.mean(0) - average).abs().mean() < 0.1 * drawn.std()  # twice the standard error
-
-
-@torch.no_grad()
-def test_a_copy_of_a_module_has_an_entry_of_its_own(module):
-    for copied in (copy.deepcopy(module), copy.deepcopy(copy.copy(module))):
-        copied.k_proj.weight.mul_(2)
-        source, query = draw(S, 3, SOURCE), draw(1, 3, C)
-        state: dict = {}
-        module(query, source, source, incremental_state=state)
-        got, _ = copied(query, source, source, incremental_state=state)
-        assert_close(got, copied(query, source, source, incremental_state={})[0])
-        assert len(state) == 2
 
 
 def test_refusals(module):

@@ -1,5 +1,7 @@
 """Dropout in its place, and switched on by ``--retain-dropout`` as fairseq's is."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from fairseq.modules import FairseqDropout
@@ -37,6 +39,6 @@ def test_a_branch_and_hidden_numbers_are_what_is_dropped():
     average = AverageAttention(8, 16, causal=True, dropout=1.0)
     for parameter, value in ((network.fc2.bias, 1.0), (average.fc2.bias, 1.0), (average.gate.weight, 0.0)):
         torch.nn.init.constant_(parameter, value)
-    assert torch.equal(Residual(8, dropout=1.0, normalize_before=True)(x, torch.exp), x)
+    assert torch.equal(Residual(Namespace(embed_dim=8, normalize_before=True), 1.0)(x, x.exp()), x)
     assert torch.equal(network(x), torch.ones_like(x))
     assert_close(average(x), (x + 1) / 2)

@@ -2,7 +2,7 @@
 
 Others have files of their own: tests/ops/test_compile.py and tests/models/test_compile.py (torch.compile),
 tests/ops/test_derivatives.py (forward mode, second derivatives, each of torch.func), tests/ops/test_opcheck.py,
-tests/compat/test_data_parallel.py (DistributedDataParallel, in fairseq's training).
+tests/ops/test_fused_train.py (checkpoints), tests/compat/test_data_parallel.py (DistributedDataParallel).
 """
 
 import copy
@@ -10,6 +10,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import onnxruntime
@@ -18,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.multiprocessing.spawn import spawn
-from torch.utils.checkpoint import checkpoint
+from torch.multiprocessing import start_processes
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightconv_plugin import ops
@@ -70,16 +70,6 @@ def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert_close(got[name], gradient)
 
 
-def func(name: str) -> None:
-    """torch.func: per-example gradients of one model."""
-    module, xs = build(name, 0.0), torch.stack([draw(1), draw(2)])
-    parameters = {key: p.detach() for key, p in module.named_parameters()}
-    loss = grad(lambda p, x: functional_call(module, p, (x,)).square().sum())
-    found = vmap(loss, (None, 0))(parameters, xs)
-    for i, x in enumerate(xs):
-        assert_same({key: value[i] for key, value in found.items()}, gradients(module, module, x))
-
-
 def ensemble(name: str) -> None:
     """torch.vmap over the weights of several models."""
     models, x = [build(name, 0.0) for _ in range(3)], draw()
@@ -102,13 +92,6 @@ def autocast(name: str) -> None:
         assert mixed[key].dtype == torch.float32
         scale = value.abs().max()  # single numbers cancel
         assert_close(mixed[key] / scale, value / scale, torch.bfloat16)
-
-
-def checkpointing(name: str) -> None:
-    """Computed again in the backward pass, under the same masks."""
-    module, x = build(name), draw().requires_grad_()
-    again = gradients(lambda x: checkpoint(module, x, use_reentrant=False), module, x)
-    assert_same(again, gradients(module, module, x))
 
 
 def copied(name: str) -> None:
@@ -146,7 +129,7 @@ def _shard(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-FEATURES = [func, ensemble, autocast, checkpointing, copied, meta]
+FEATURES = [ensemble, autocast, copied, meta]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -156,10 +139,10 @@ def test_feature(feature, name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forks")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
 def test_fsdp2_of_two_processes(tmp_path):
     """fully_shard: the gradients of one process that has the whole batch."""
-    spawn(_shard, (str(tmp_path),), nprocs=2)
+    start_processes(_shard, (str(tmp_path),), nprocs=2, start_method="fork")
     for name in MODULES:
         module = build(name, 0.0)
         got = torch.load(tmp_path / f"{name}.pt")
@@ -168,31 +151,41 @@ def test_fsdp2_of_two_processes(tmp_path):
 
 # ---- What records a program: it holds plain operators of torch, and takes every length ----
 
-LENGTHS = ((9, 3), (3, 2))  # more and fewer positions than the example has
 
-
-class Whole(nn.Module):
+class Model(nn.Module):
     """A convolution in a model of one's own, called with these options."""
 
     def __init__(self, kind: type, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv: Any = kind(C, K, heads=H, causal=True)
-        self.options = options
+        self.conv, self.options = conv(kind, 0.0), options
 
     def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Any:
         return self.conv(x, cu_seqlens=cu_seqlens, **self.options)
 
 
-def exported(module: nn.Module, x: Tensor, strict: bool) -> Callable[..., Any]:
-    lengths = ({0: torch.export.Dim("first"), 1: torch.export.Dim("second")},)
-    program = torch.export.export(module, (x,), dynamic_shapes=lengths, strict=strict)
+class Step(Model):
+    """A step of decoding whose state comes in and goes out."""
+
+    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        past: dict = {}
+        self.conv.set_incremental_state(past, {"inputs": inputs})
+        return self.conv(x, incremental_state=past), self.conv.get_incremental_state(past)["inputs"]
+
+
+Recorder = Callable[..., Callable[..., Any]]
+LENGTHS = {0: "first", 1: "second"}
+DIMS = {axis: torch.export.Dim(name) for axis, name in LENGTHS.items()}
+
+
+def exported(module: nn.Module, *given: Tensor, dims: Any = (DIMS,), strict: bool = False) -> Callable[..., Any]:
+    program = torch.export.export(module, given, dynamic_shapes=dims, strict=strict)
     assert "lightconv" not in str(program.graph)
     return program.module()
 
 
-def traced(module: nn.Module, x: Tensor) -> Callable[..., Any]:
-    program = torch.jit.trace(module, (x,), check_trace=False)
+def traced(module: nn.Module, *given: Tensor) -> Callable[..., Any]:
+    program = torch.jit.trace(module, given, check_trace=False)
     assert "lightconv::" not in str(program.inlined_graph)
     return program
 
@@ -203,86 +196,60 @@ def proxied(module: nn.Module, x: Tensor) -> Callable[..., Any]:
     return program
 
 
-def as_onnx(module: nn.Module, x: Tensor, dynamo: bool) -> Callable[..., Any]:
+def as_onnx(module: nn.Module, x: Tensor, **lengths: Any) -> Callable[..., Any]:
     file: Any = io.BytesIO()
-    lengths = {0: "first", 1: "second"}
-    if dynamo:
-        dims = ({axis: torch.export.Dim(name) for axis, name in lengths.items()},)
-        torch.onnx.export(module, (x,), file, input_names=["x"], dynamic_shapes=dims, verbose=False)
-    else:
-        torch.onnx.export(module, (x,), file, input_names=["x"], dynamic_axes={"x": lengths}, dynamo=False)
+    torch.onnx.export(module, (x,), file, input_names=["x"], verbose=False, **lengths)
     session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
     return lambda x: tuple(map(torch.from_numpy, session.run(None, {"x": x.numpy()})))
 
 
-RECORDERS: dict[str, Callable[[nn.Module, Tensor], Callable[..., Any]]] = {
-    "torch.export": lambda m, x: exported(m, x, strict=False),
-    "torch.export, strict": lambda m, x: exported(m, x, strict=True),
+RECORDERS: dict[str, Recorder] = {
+    "torch.export": exported,
+    "torch.export, strict": partial(exported, strict=True),
     "torch.jit.trace": traced,
     "make_fx": proxied,
-    "torch.onnx.export": lambda m, x: as_onnx(m, x, dynamo=True),
-    "torch.onnx.export, dynamo=False": lambda m, x: as_onnx(m, x, dynamo=False),
+    "torch.onnx.export": partial(as_onnx, dynamic_shapes=(DIMS,)),
+    "torch.onnx.export, dynamo=False": partial(as_onnx, dynamic_axes={"x": LENGTHS}, dynamo=False),
 }
+CASES: list[tuple[Recorder, Model, list[tuple[Any, ...]]]] = [
+    *(  # more and fewer positions than the example has
+        (recorder, Model(kind, **options), [(torch.randn(*shape, C),) for shape in ((6, 2), (9, 3), (3, 2))])
+        for name, recorder in RECORDERS.items()
+        for kind, options in (
+            (DynamicConv, {"return_state": True, "batch_first": True}),
+            *((DynamicConv, {}), (LightweightConv, {}), (LightweightConv, {"return_state": True})),
+        )[: 1 if name == "torch.onnx.export" else None]  # which takes seconds each, and is torch.export inside
+    ),
+    *(
+        (traced, Step(kind), [(torch.randn(1, n, C), torch.randn(t, n, C)) for t, n in ((1, 2), (1, 3), (K - 1, 3))])
+        for kind in (LightweightConv, DynamicConv)
+    ),
+    *(  # packed sentences, of any number; torch.export takes a number of states to be two or more
+        (
+            partial(exported, dims=({0: torch.export.Dim("total")}, {0: torch.export.Dim("offsets", min=2 + returns)})),
+            Model(kind, return_state=returns),
+            [(torch.randn(of[-1], C), torch.tensor(of)) for of in ([0, 3, 3, 11], [0, 9, 20], [0, 1, 1, 20], [0, 20])][
+                : 4 - returns
+            ],
+        )
+        for kind in (LightweightConv, DynamicConv)
+        for returns in (False, True)
+    ),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Constant folding"
 )  # torch's, of its own exporters
-@pytest.mark.parametrize("options", [{}, {"return_state": True}, {"batch_first": True, "return_state": True}], ids=str)
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
-@pytest.mark.parametrize("recorder", RECORDERS)
-def test_recorded_programs_take_every_length(recorder, kind, options):
-    module = Whole(kind, **options).eval()
+@pytest.mark.parametrize(("recorder", "module", "calls"), CASES)
+def test_recorded_programs_take_every_length(recorder, module, calls):
     with torch.no_grad():
-        program = RECORDERS[recorder](module, torch.randn(6, 2, C))
-        for lengths in LENGTHS:
-            x = torch.randn(*lengths, C)
-            got, expected = ([out] if isinstance(out, Tensor) else out for out in (program(x), module(x)))
+        program = recorder(module.eval(), *calls[0])
+        for given in calls:
+            got, expected = ([out] if isinstance(out, Tensor) else out for out in (program(*given), module(*given)))
             for a, b in zip(got, expected, strict=True):
                 assert_close(a, b)
-
-
-class OneStep(nn.Module):
-    """A step of decoding whose state comes in and goes out."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__()
-        self.conv: Any = kind(C, K, heads=H, causal=True)
-
-    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        past: dict = {}
-        self.conv.set_incremental_state(past, {"inputs": inputs})
-        return self.conv(x, incremental_state=past), self.conv.get_incremental_state(past)["inputs"]
-
-
-@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
-def test_a_traced_step_goes_on_from_any_state(kind):
-    module = OneStep(kind).eval()
-    with torch.no_grad():
-        program = torch.jit.trace(module, (torch.randn(1, 2, C), torch.randn(1, 2, C)), check_trace=False)
-        for before in (1, K - 1):
-            given = torch.randn(1, 3, C), torch.randn(before, 3, C)
-            for a, b in zip(program(*given), module(*given), strict=True):
-                assert_close(a, b)
-
-
-@pytest.mark.parametrize(("returns", "fewest"), [(False, 1), (True, 2)])
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
-def test_packed_sentences_are_exported(kind, returns, fewest):
-    """Of any number; torch.export takes a number of states to be two or more."""
-    module = Whole(kind, return_state=returns).eval()
-    dims = ({0: torch.export.Dim("total")}, {0: torch.export.Dim("offsets", min=fewest + 1)})
-    example = torch.randn(11, C), torch.tensor([0, 3, 3, 11])
-    run = torch.export.export(module, example, dynamic_shapes=dims).module()
-    for offsets in ([0, 9, 20], [0, 20], [0, 1, 1, 1, 1, 20])[0 if fewest == 1 else 2 :]:
-        x, cu_seqlens = torch.randn(20, C), torch.tensor(offsets)
-        got, expected = (
-            [out] if isinstance(out, Tensor) else out for out in (run(x, cu_seqlens), module(x, cu_seqlens))
-        )
-        for a, b in zip(got, expected, strict=True):
-            assert_close(a, b)
 
 
 # ---- What counts, and what reads types ----

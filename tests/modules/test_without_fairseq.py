@@ -66,9 +66,9 @@ assert hasattr(utils.torch_persistent_save, "__wrapped__")  # the shim
 
 
 @pytest.fixture
-def run(forking_torch) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Run code in a process that has torch alone."""
-    return lambda code: subprocess.run([forking_torch, "-c", code], cwd=ROOT, capture_output=True, text=True)
+def run() -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Run code in a process of its own."""
+    return lambda code: subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

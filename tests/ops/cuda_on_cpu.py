@@ -190,8 +190,7 @@ class Machine:
         wanted: tuple[bool, bool] = (True, True),
     ) -> tuple[Tensor, Tensor]:
         """Gradients of x and of the weight; one that is not wanted has no elements."""
-        run = self.dynamic_conv_backward if weight.ndim == 4 else self.light_conv_backward
-        return run(grad, x, weight, padding_l, softmax, p, seed, *wanted)
+        return self.conv_backward(grad, x, weight, padding_l, softmax, p, seed, *wanted, False, None, None)[:2]
 
     def kernels(self) -> list[str]:
         """The names of the kernels that were loaded, by any machine of this process."""

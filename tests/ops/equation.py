@@ -1,9 +1,13 @@
-"""The paper's equations as loops, written from the text and sharing nothing with the code under test."""
+"""The paper's equations as loops, which share nothing with the code under test; and packed sentences one by one."""
 
 import math
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lightconv_plugin.ops import reference
 
 
 def softmax(logits: list[float]) -> list[float]:
@@ -29,3 +33,19 @@ def convolve(x: Tensor, weight: Tensor, padding_l: int) -> Tensor:
                     if 0 <= i + j - padding_l < time:
                         out[i, b, c - 1] += kernel[j] * x[i + j - padding_l, b, c - 1]
     return out
+
+
+def packed(
+    name: str, x: Tensor, weight: Tensor, cu_seqlens: Tensor, *, initial_state: Tensor | None = None, **options: Any
+) -> Tensor:
+    """The definition of the convolution ``name`` for sentences that lie one behind another, each by itself.
+
+    x (total, C); weight (H, K) or (total, H, K); initial_state (padding_l, N, C).
+    """
+    found = []
+    for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
+        kernels = weight if weight.ndim == 2 else weight[begin:end].unsqueeze(1)
+        state = None if initial_state is None else initial_state[:, n : n + 1]
+        out = getattr(reference, name)(x[begin:end].unsqueeze(1), kernels, initial_state=state, **options)
+        found.append(out.squeeze(1))
+    return torch.cat(found)

@@ -10,10 +10,10 @@ from torch import Tensor
 WORD = 0xFFFFFFFF
 
 
-def philox(counter: Sequence[Any], key: tuple[int, int], rounds: int = 7) -> Sequence[Any]:
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> Sequence[Any]:
     """Philox4x32 (Salmon et al., 2011): four words from a counter of four, or arrays of them, and a key of two."""
     low, high = key
-    for _ in range(rounds):
+    for _ in range(7):
         a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
         counter = [(b >> 32) ^ counter[1] ^ low, b & WORD, (a >> 32) ^ counter[3] ^ high, a & WORD]
         low, high = (low + 0x9E3779B9) & WORD, (high + 0xBB67AE85) & WORD

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import LightweightConv
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.fused import training
-from tests.ops.test_fused_training import defined_loss
+from lightconv_plugin.ops.fused import train
+from tests.ops.test_fused_train import defined_loss
 from tests.tolerances import assert_close
 
 BF16 = torch.bfloat16
@@ -99,22 +98,13 @@ def test_kernels_of_another_type_leave_that_of_x(backend):
     assert_close(out, want, BF16 if backend == "reference" else torch.float32)  # its product is autocast's
 
 
-def test_a_module_of_float32(backend):
-    module = LightweightConv(H * R, K, heads=H, causal=False)
-    with torch.no_grad():
-        module.weight.copy_(large(H, K))
-    x = torch.randn(T, B, H * R, dtype=BF16)
-    with torch.autocast("cpu", BF16):
-        assert_close(module(x), reference.light_conv(x.double(), module.weight.double(), padding_l=K // 2), BF16)
-
-
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_weights_of_attention(p, backend):
     """The product is a whole number up to 256, which bfloat16 holds; its quotient by the root of 2 is none."""
     q, k = (torch.randint(1, 9, (1, 1, n, 2)).to(BF16) for n in (4, 6))
     want = torch.softmax(q.double() @ k.double().transpose(2, 3) / 2**0.5, dim=-1)
     with torch.autocast("cpu", BF16):
-        _, weights = training.attention(q, k, k, None, p, need_weights=True)
+        _, weights = train.attention(q, k, k, None, p, need_weights=True)
     assert weights is not None
     assert_close(weights, want, torch.float32)
 

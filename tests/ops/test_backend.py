@@ -22,8 +22,6 @@ GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cuda_configure", "cuda_gather"}
 # of captured training: elsewhere than on a GPU their definitions run
 ON_GPUS_ALONE = {"update_decide", "adam_step"}
-# elsewhere than on a CPU states are copied in front of x
-ON_CPUS_ALONE = {"behind_state_backward"}
 # the definition is all there is
 WITHOUT_KERNEL = {
     *((name, "cpu") for name in ("glu_mask", "residual_norm", "step_candidates", "search_step")),
@@ -51,13 +49,12 @@ def call(device: str) -> tuple[Tensor, ...]:
 
 def test_every_operator_is_known():
     names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
-    known = OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS | ON_GPUS_ALONE | ON_CPUS_ALONE
+    known = OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS | ON_GPUS_ALONE
     assert {name for space, name in names if space == "lightconv"} == known
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    for alone, there, elsewhere in ((ON_GPUS_ALONE, "CUDA", "CPU"), (ON_CPUS_ALONE, "CPU", "CUDA")):
-        for name in alone:
-            assert has(f"lightconv::{name}", there)
-            assert not has(f"lightconv::{name}", elsewhere)
+    for name in ON_GPUS_ALONE:
+        assert has(f"lightconv::{name}", "CUDA")
+        assert not has(f"lightconv::{name}", "CPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -97,8 +94,9 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch,
         (lambda x, w: (x, w.requires_grad_()), "gradients"),
         (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), "it takes 1 to 24 contiguous rows"),
         (lambda x, w: (x[:, :0], w), "(it takes 1 to 24 contiguous rows|it has numbers to multiply)"),
+        (lambda x, w: (x, w), "(outside of autocast|neither compiles nor casts)"),
     ],
-    ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows"],
+    ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows", "autocast"],
 )
 def test_what_is_refused_is_refused_alike(operator, change, reason, request, toolkit):
     tensors = change(*call("cpu"))
@@ -110,8 +108,9 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request, too
         "gradients": takes.gradient is not None,
         "many rows": not takes.few_rows,
         "no rows": not takes.few_rows and not takes.bf16,
+        "autocast": not takes.replaces,
     }
-    with torch.set_grad_enabled(kind == "gradients"):
+    with torch.set_grad_enabled(kind == "gradients"), torch.autocast("cpu", enabled=kind == "autocast"):
         if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # no kernel, whatever the tensors
             reason = f"it has no kernel of {operator} for a CPU"
         elif taken.get(kind, False):
@@ -120,12 +119,6 @@ def test_what_is_refused_is_refused_alike(operator, change, reason, request, too
         assert ops.choose_backend(operator, "auto", *tensors) == "reference"
         with pytest.raises(ValueError, match=f"cannot run {operator}: .*{reason}"):
             ops.choose_backend(operator, "native", *tensors)
-
-
-@pytest.mark.parametrize("operator", ["few_rows_linear", "decoder_block", "bf16_linear"])
-def test_under_autocast_products_are_pytorchs(operator, toolkit):
-    with torch.autocast("cpu"):
-        assert ops.choose_backend(operator, "auto", *call("cpu")) == "reference"
 
 
 def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch, toolkit):

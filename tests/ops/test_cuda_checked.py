@@ -59,9 +59,18 @@ def checked() -> Iterator[Server]:
         process.stdin.close()
 
 
-@pytest.mark.parametrize("check", ["checked", "races"])
-@pytest.mark.parametrize("case", cuda_cases.CASES)
-def test_nothing_is_found(checked, case, check):
+# they differ from other cases in addresses or a type alone, which no barrier depends on
+UNWATCHED = {"odd", "unaligned", "f64"}
+
+
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        *(("checked", case) for case in cuda_cases.CASES),
+        *(("races", case) for case in cuda_cases.CASES if not UNWATCHED & {*case.split("-")}),
+    ],
+)
+def test_nothing_is_found(checked, check, case):
     assert checked(check, case, cuda_on_cpu.folder() / check / "kernels") == (0, "")
 
 

@@ -1,6 +1,6 @@
 """Derivatives beyond the first gradient, which are the definition's: of second order, in forward mode, by torch.func.
 
-The first gradients are compared with the definition in test_convolutions.py and test_fused_training.py.
+The first gradients are compared with the definition in test_convolutions.py and test_fused_train.py.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch.func import functional_call, functionalize, grad, hessian, jacfwd, ja
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.fused import training
+from lightconv_plugin.ops.fused import train
 from tests.ops import native
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -60,15 +60,15 @@ def test_behind_states_and_packed(operator, offsets, p, monkeypatch):
     options = {"padding_l": K - 1, "cu_seqlens": offsets, "dropconnect": p}
     call = getattr(native, operator)
     given = draw(*places, C), draw(*kernel, seed=1), draw(K - 1, sentences, C, seed=2)
-    check(lambda x, w, state: call(x, w, initial_state=state, **options), *given)
+    check(lambda x, w, state: call(x, w, initial_state=state, return_state=True, **options), *given)
 
 
 def test_dropout_the_gate_and_the_loss(gate):
     mask, target = torch.tensor([[False] * 3 + [True], [False] * 2 + [True] * 2]), torch.tensor([1, 0, 6, 3])
-    check(lambda x: training.native_dropout(x.sin(), 0.4, SEED), draw(5, 3))
+    check(lambda x: train.native_dropout(x.sin(), 0.4, SEED), draw(5, 3))
     for padding in (mask, None):
-        assert "GluMask" in str(training.native_glu_mask(draw(T, B, 2 * C), padding).grad_fn)
-        check(lambda x, padding=padding: training.native_glu_mask(x, padding), draw(T, B, 2 * C))
+        assert "GluMask" in str(train.native_glu_mask(draw(T, B, 2 * C), padding).grad_fn)
+        check(lambda x, padding=padding: train.native_glu_mask(x, padding), draw(T, B, 2 * C))
     for smoothing in (0.0, 0.2):
         check(lambda x, s=smoothing: ops.smoothed_nll(x, target, s, 0)[0], draw(4, 7), of_batches=False)
 

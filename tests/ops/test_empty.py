@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops.fused import training
+from lightconv_plugin.ops.fused import train
 
 C, H, K, V = 6, 3, 5, 7
 
@@ -100,7 +100,7 @@ def test_attention_in_training_to_nothing_is_zero_with_no_nan_on_the_way(need_we
     with pytest.warns(UserWarning, match="Anomaly Detection"):
         watched = torch.autograd.detect_anomaly(check_nan=True)
     with watched:
-        out, weights = training.attention(q, k, v, seen, p, need_weights=need_weights)
+        out, weights = train.attention(q, k, v, seen, p, need_weights=need_weights)
         grads = torch.autograd.grad(out.sum(), leaves)
     assert (weights is not None) == need_weights
     for result in (out, grads[0], *([] if weights is None else [weights])):
@@ -116,7 +116,7 @@ def test_attention_in_training_to_nothing_is_zero_with_no_nan_on_the_way(need_we
 def test_attention_in_training_of_nothing(need_weights, batch, queries, keys):
     q, k, v = leaves = [leaf(batch, 2, length, 5) for length in (queries, keys, keys)]
     for seen in (None, torch.ones(batch, 1, 1, keys, dtype=torch.bool)):
-        out, weights = training.attention(q, k, v, seen, 0.0, need_weights=need_weights)
+        out, weights = train.attention(q, k, v, seen, 0.0, need_weights=need_weights)
         assert out.shape == q.shape
         assert not out.any()
         assert (None if weights is None else weights.shape) == ((batch, 2, queries, keys) if need_weights else None)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lightconv_plugin.ops import library
-
-pytestmark = pytest.mark.usefixtures("forks")
+from tests import forks
 
 RUN = """
 import logging, sys
@@ -30,9 +29,9 @@ except ValueError as error:
 """
 
 
-def python(code: str, **environment: str) -> subprocess.Popen[str]:
+def python(code: str, start: type[subprocess.Popen] = forks.Popen, **environment: str) -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if k not in ("CXX", "LIGHTCONV_CACHE", "LIGHTCONV_BACKEND")}
-    return subprocess.Popen(
+    return start(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,22 +60,28 @@ def compiler(folder: Path, script: str) -> str:
         (WRITES, "file too short); remove"),
     ],
 )
-def test_without_the_library_the_reference_runs_with_one_warning(script, message, tmp_path):
-    setting = {"LIGHTCONV_CACHE": str(tmp_path / "cache")}
+def test_why_there_is_no_library_is_said(script, message, tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "cache"))
     if script == "cache is a file":
         (tmp_path / "cache").write_text("not a folder")
     elif script is None:
-        setting |= {"PATH": str(tmp_path / "empty"), "CXX": "/nonexistent"}
+        monkeypatch.setenv("CXX", "/nonexistent")
+        monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     else:
-        setting["CXX"] = compiler(tmp_path, script)
-    process = python(RUN, **setting)
+        monkeypatch.setenv("CXX", compiler(tmp_path, script))
+    assert message in str(library._load.__wrapped__())
+
+
+def test_without_the_library_the_reference_runs_with_one_warning(tmp_path):
+    settings = {"LIGHTCONV_CACHE": str(tmp_path / "cache"), "PATH": str(tmp_path / "empty"), "CXX": "/nonexistent"}
+    process = python(RUN, subprocess.Popen, **settings)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     warnings = [line for line in err.splitlines() if line.startswith("WARNING")]
     assert len(warnings) == 1, err
-    assert message in warnings[0]
+    assert "no C++ compiler was found" in warnings[0]
     assert "backend 'native' was asked for, and cannot run dynamic_conv" in out
-    assert message in out
+    assert "no C++ compiler was found" in out
 
 
 def test_a_disk_from_which_no_program_may_run_is_said(monkeypatch):

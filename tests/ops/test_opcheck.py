@@ -9,51 +9,37 @@ from torch import Tensor
 
 from lightconv_plugin.ops.backend import OPERATORS
 from tests.ops.conftest import needs_bf16_units
-from tests.ops.test_fused_generation import begun as begun_search
+from tests.ops.test_fused_decode import begun as begun_search
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
 SEED = torch.tensor([11])
-NAMES = {*OPERATORS, *(takes.gradient for takes in OPERATORS.values() if takes.gradient), "behind_state_backward"}
+NAMES = {*OPERATORS, *(takes.gradient for takes in OPERATORS.values() if takes.gradient)}
 
 
 def draw(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-def whole(*kernel: int) -> list[tuple[Any, ...]]:
-    """x, kernels, padding_l, softmax, dropconnect and seed of a convolution; x and kernels in any layout."""
-    strided = draw(C, B, T).transpose(0, 2), draw(*kernel, 2 * K)[..., ::2]
-    empty = draw(T, 0, C), draw(*kernel, K)[:, :0] if len(kernel) > 1 else draw(*kernel, K)
+def convolutions(*places: int) -> list[tuple[Any, ...]]:
+    """x, kernels, padding_l, softmax, dropconnect, seed, offsets and state: strided, empty, packed, behind a state."""
+    x, kernel = draw(T, B, C), draw(*places, H, K)
+    strided = draw(C, B, T).transpose(0, 2), draw(*places, H, 2 * K)[..., ::2]
+    packed, offsets = (draw(T, 1, C), kernel[:, :1] if places else kernel), torch.tensor([0, 2, 2, 5])
     return [
-        (draw(T, B, C), draw(*kernel, K), 2, True, 0.0, None),
-        (*strided, 0, False, 0.4, SEED),
-        (*empty, 3, True, 0.0, None),
+        (x, kernel, 2, True, 0.0, None, None, None),
+        (*strided, 0, False, 0.4, SEED, None, None),
+        (x[:, :0], kernel[:, :0] if places else kernel, 3, True, 0.0, None, None, None),
+        (*packed, 2, True, 0.4, SEED, offsets, None),
+        (x, kernel, K - 1, True, 0.4, SEED, None, draw(B, K - 1, C).transpose(0, 1)),
     ]
 
 
-def packed(*kernel: int) -> tuple[Any, ...]:
-    """As ``whole``, of packed sentences."""
-    return draw(T, 1, C), draw(*kernel, K), 2, True, 0.4, SEED, torch.tensor([0, 2, 2, 5])
-
-
-def begun(*kernel: int) -> tuple[Any, ...]:
-    """As ``whole``, behind a state."""
-    return draw(T, B, C), draw(*kernel, K), K - 1, True, 0.4, SEED, None, draw(B, K - 1, C).transpose(0, 1)
-
-
-def backward(*kernel: int) -> list[tuple[Any, ...]]:
-    needs = [(True, True), (True, False), (False, True)]
-    found = [(draw(*x.shape), x, *rest, *need) for (x, *rest), need in zip(whole(*kernel), needs, strict=True)]
-    x, *rest, offsets = packed(T, 1, H) if len(kernel) > 1 else packed(H)
-    return [*found, (draw(*x.shape), x, *rest, True, True, offsets)]
-
-
-def behind(*kernel: int) -> list[tuple[Any, ...]]:
-    x, *rest, offsets, state = begun(*kernel)
-    needs = [(True, False, True), (False, True, False)]
+def backward(*places: int) -> list[tuple[Any, ...]]:
+    """The gradient and operands of each, with what is needed in turn."""
+    needs = [(True, True), (True, False), (False, True), (True, True), (False, False)]
     return [
-        (draw(*x.shape), x, *rest, *need, offsets, s)
-        for need, s in zip(needs, (state, state.contiguous()), strict=True)
+        (draw(*given[0].shape), *given[:6], *need, given[7] is not None, *given[6:])
+        for given, need in zip(convolutions(*places), needs, strict=True)
     ]
 
 
@@ -85,7 +71,7 @@ def loss_backward() -> tuple[Any, ...]:
 
 def residual_backward(p: float) -> tuple[Any, ...]:
     out, z, stats = torch.ops.lightconv.residual_norm(draw(T, B, C), draw(T, B, C), draw(C), draw(C), p, SEED, 1e-5)
-    return out, None if p > 0 else out, z, draw(C), stats, p, SEED, p > 0
+    return out, z, draw(C), stats, p, SEED
 
 
 def search(stepwise: bool) -> tuple[Any, ...]:
@@ -96,11 +82,9 @@ def search(stepwise: bool) -> tuple[Any, ...]:
 PADDING = torch.arange(T).expand(2, T) > T - 2
 # operator -> lists of arguments
 SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
-    "light_conv": lambda: [*whole(H), packed(H), begun(H)],
-    "light_conv_backward": lambda: backward(H),
-    "dynamic_conv": lambda: [*whole(T, B, H), packed(T, 1, H), begun(T, B, H)],
-    "behind_state_backward": lambda: [*behind(H), *behind(T, B, H)],
-    "dynamic_conv_backward": lambda: backward(T, B, H),
+    "light_conv": convolutions,
+    "dynamic_conv": lambda: convolutions(T, B),
+    "conv_backward": lambda: [*backward(), *backward(T, B)],
     "glu_mask": lambda: [(draw(2, T, 2 * C), PADDING.T), (draw(T, B, 2 * C), None)],
     "glu_mask_backward": lambda: [(draw(2, T, C), draw(2, T, 2 * C), PADDING.T)],
     "dropout": lambda: [(x, 0.3, SEED) for x in (draw(T, B), draw(T, B).T, draw(0, B))],
@@ -146,11 +130,3 @@ def test_opcheck(name, gate, cuda_kernels):
         needs_bf16_units()
     for arguments in SAMPLES[name]():
         torch.library.opcheck(getattr(torch.ops.lightconv, name).default, arguments)
-
-
-@pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
-def test_meta_device(operator, gate):
-    for x, weight, *rest in SAMPLES[operator]():
-        out = getattr(torch.ops.lightconv, operator)(x.to("meta"), weight.to("meta"), *rest)
-        assert out.is_meta
-        assert out.shape == x.shape

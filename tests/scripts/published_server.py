@@ -1,30 +1,29 @@
 """Stand-ins for the models that the paper's authors published, on a server of this machine, to try `pretrained score`.
 
-    python -m tests.scripts.published_server DIR [NAME ...] [--damage NAME=HOW ...]
+    python -m tests.scripts.published_server DIR [NAME ...] [--damage NAME ...]
 
 Each archive of configs/published.yaml (or of the models NAME) is made with a small model of fairseq's own class,
 trained for some seconds and saved as one of fairseq's versions saved it. Its test set comes in archives of the true
 names, members and tags. The BLEU of fairseq's own model and search on that test set stands for the paper's figure. The
-command that scores them is printed. With a damaged model it ends with status 1 and names that model. HOW: weights (one
-layer's kernels are turned round), model (another model's file), dictionary (a type less), or lines (the test set lacks
-one).
+command that scores them is printed. With a damaged model, in which one layer's kernels are turned round, it ends with
+status 1 and names that model.
 """
 
 import argparse
-import itertools
 import random
 import re
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from fairseq.data import Dictionary
+from fairseq.data.data_utils import collate_tokens
 from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu.metrics.bleu import BLEU
 from sacremoses import MosesDetokenizer
@@ -38,7 +37,6 @@ from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
-DAMAGE = ("weights", "model", "dictionary", "lines")
 TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 150
 # a word in each language of the five; some with a hyphen or an ampersand, for compounds and escapes
 WORDS = [
@@ -136,40 +134,22 @@ def _words(units: str) -> str:
     return units.replace("@@ ", "")
 
 
-def batches(test_set: SmallSet, size: int) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    """Endless batches of ids, each line with its end."""
-    ids = [
-        [dictionary.encode_line(pair[side], add_if_not_exist=False).tolist() for pair in test_set.units]
+def train(model: Any, test_set: SmallSet) -> None:
+    """Train a little: a wrong conversion changes BLEU by tens."""
+    lines = [
+        [dictionary.encode_line(pair[side], add_if_not_exist=False).long() for pair in test_set.units[TEST_LINES:]]
         for side, dictionary in enumerate(test_set.dictionaries)
     ]
-    order = list(range(TEST_LINES, len(ids[0])))
-    for epoch in itertools.count():
-        random.Random(epoch).shuffle(order)
-        for at in range(0, len(order) - size + 1, size):
-            chosen = order[at : at + size]
-            yield [ids[0][n] for n in chosen], [ids[1][n] for n in chosen]
-
-
-def padded(lines: Sequence[Sequence[int]], *, left: bool) -> torch.Tensor:
-    """Ids as a tensor (B, T), padded with 1."""
-    longest = max(map(len, lines))
-    rows = [
-        [1] * (longest - len(line)) + list(line) if left else [*line, *[1] * (longest - len(line))] for line in lines
-    ]
-    return torch.tensor(rows)
-
-
-def train(model: Any, test_set: SmallSet, updates: int) -> None:
-    """Train a little: a wrong conversion changes BLEU by tens."""
+    draw, pairs = random.Random(1), list(zip(*lines, strict=True))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     model.train()
-    for sources, targets in itertools.islice(batches(test_set, 32), updates):
-        beginnings = padded([[2, *line[:-1]] for line in targets], left=False)
-        lengths = torch.tensor(list(map(len, sources)))
-        logits = model(padded(sources, left=True), lengths, beginnings)[0]
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), padded(targets, left=False).flatten(), ignore_index=1
-        )
+    for _ in range(UPDATES):
+        sources, targets = zip(*draw.sample(pairs, 32), strict=True)
+        lengths = torch.tensor([*map(len, sources)])
+        beginnings = collate_tokens([line.roll(1) for line in targets], 1)
+        logits = model(collate_tokens(sources, 1, left_pad=True), lengths, beginnings)[0]
+        wanted = collate_tokens(targets, 1)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -183,7 +163,7 @@ def figure(model: Any, test_set: SmallSet, published: Published) -> float:
     search = SequenceGenerator([model], target, beam_size=beam, len_penalty=lenpen, max_len_b=200)
     found = []
     for source, _ in test_set.units[:TEST_LINES]:
-        ids = padded([test_set.dictionaries[0].encode_line(source, add_if_not_exist=False).tolist()], left=True)
+        ids = test_set.dictionaries[0].encode_line(source, add_if_not_exist=False).long()[None]
         sample = {"src_tokens": ids, "src_lengths": torch.tensor([ids.shape[1]])}
         found.append(_words(target.string(search.generate([model], {"net_input": sample})[0][0]["tokens"])))
     references = [_words(pair[1]) for pair in test_set.units[:TEST_LINES]]
@@ -198,30 +178,32 @@ def figure(model: Any, test_set: SmallSet, published: Published) -> float:
     return float(BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(found, [references]).score)
 
 
-def make_model(published: Published, test_set: SmallSet, updates: int) -> tuple[Any, Namespace]:
+def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace]:
     """Train a model of fairseq's own class as the name says it is."""
     task = Namespace(source_dictionary=test_set.dictionaries[0], target_dictionary=test_set.dictionaries[1])
     arch = {"de-en": "iwslt_de_en", "en-de": "wmt_en_de_big", "en-fr": "wmt_en_fr_big", "zh-en": "wmt_zh_en_big"}
-    kind = {"LightConv": "lightweight", "DynamicConv": "dynamic"}[published.operator]
-    options: dict[str, Any] = {f"{side}_conv_type": kind for side in ("encoder", "decoder")}
+    options: dict[str, Any] = {f"{side}_conv_type": published.conv_type for side in ("encoder", "decoder")}
     # of LightConv, as the paper counts its parameters, in the encoder alone
-    options |= {"encoder_glu": published.glu, "decoder_glu": published.glu and kind == "dynamic", **SIZES}
+    options |= {
+        "encoder_glu": published.glu,
+        "decoder_glu": published.glu and published.conv_type == "dynamic",
+        **SIZES,
+    }
     options |= {"share_all_embeddings": test_set.dataset.binarise.joined_dictionary, "dropout": 0.0}
     options |= {"weight_softmax": True, "attention_dropout": 0.0, "weight_dropout": 0.0}
     options |= {"source_lang": test_set.dataset.source, "target_lang": test_set.dataset.target}
     model, args = common.theirs(task, f"lightconv_{arch[published.of[-5:]]}", **{**common.TINY, **options})
-    if updates:
-        train(model, test_set, updates)
+    train(model, test_set)
     return model, args
 
 
 def archive(
-    published: Published, model: Any, args: Namespace, test_set: SmallSet, form: int, how: str, at: Path
+    published: Published, model: Any, args: Namespace, test_set: SmallSet, form: int, damaged: bool, at: Path
 ) -> bytes:
     """The .tar.gz: a folder with the model as a version of fairseq saved it, dictionaries and codes."""
     layout, settings, zipped = FORMS[form % len(FORMS)]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    if how == "weights":
+    if damaged:
         name = next(name for name in state if re.search(r"decoder.*conv\.(weight|weight_linear\.weight)$", name))
         state[name] = state[name].flip(-1 if "linear" not in name else 0)
     if layout != "late":
@@ -229,23 +211,18 @@ def archive(
         state = common.early_names(state, shared=shared, ancient=layout == "ancient")
     content = common.save(at, state, args, settings=settings, zipped=zipped).read_bytes()
     at.unlink()
-    files = dict(test_set.files)
-    if how == "dictionary":
-        name = f"dict.{test_set.dataset.target}.txt"
-        files[name] = b"".join(files[name].splitlines(keepends=True)[:-1])
-    folder = published.archive.removesuffix(".tar.gz")
-    members = {f"{folder}/{name}": content for name, content in {"model.pt": content, **files}.items()}
-    return packed(published.archive, members)
+    folder, files = published.archive.removesuffix(".tar.gz"), {"model.pt": content, **test_set.files}
+    return packed(published.archive, {f"{folder}/{name}": content for name, content in files.items()})
 
 
-def dataset_file(test_set: SmallSet, site: Site, file: Path, *, lines: int) -> None:
+def dataset_file(test_set: SmallSet, site: Site, file: Path) -> None:
     """Serve the archives of a test set, and write the dataset with their addresses in place of the true ones."""
     content = yaml.safe_load((FOLDER / f"{test_set.dataset.name}.yaml").read_text())
     sources = [one for source in test_set.dataset.splits["test"] for one in source.each()]
     share = -(-TEST_LINES // len(sources))
     members: dict[str, dict[str, bytes]] = {}
     for place, source in enumerate(sources):
-        pairs = test_set.test[:lines][place * share : (place + 1) * share]
+        pairs = test_set.test[place * share : (place + 1) * share]
         for side, language in enumerate(test_set.dataset.languages):
             members.setdefault(source.file, {})[source.members[language]] = segments([pair[side] for pair in pairs])
     for name, files in members.items():
@@ -265,13 +242,11 @@ def small_config(model: Published, folder: Path) -> Path:
 
 
 @contextmanager
-def published(
-    folder: Path, names: Sequence[str] = (), damage: Mapping[str, str] | None = None, *, updates: int = UPDATES
-) -> Iterator[Path]:
-    """Serve the models ``names`` (none: all), trained for ``updates`` (0: not at all); yields their table."""
-    damage = damage or {}
-    known = read_published()
+def published(folder: Path, names: Sequence[str] = (), damaged: Collection[str] = ()) -> Iterator[Path]:
+    """Serve the models ``names`` (none: all); yields their table."""
+    known, folder = read_published(), folder.resolve()
     chosen = [choose(known, name) for name in names] or each_archive(known)
+    spoilt = [choose(known, name) for name in damaged]
     content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     content["test_sets"] = {key: dict(value) for key, value in content["test_sets"].items()}
@@ -280,22 +255,18 @@ def published(
     with serving() as site:
         content["url"] = f"{site.url}/models/"
         for form, each in enumerate(chosen):
-            test_set, how = test_sets[each.of], damage.get(each.name, "")
-            model, args = make_model(each, test_set, updates)
+            test_set = test_sets[each.of]
+            model, args = make_model(each, test_set)
             content["models"][each.name]["config"] = str(small_config(each, folder))
-            if updates:
-                content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
-                print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
-            of = each
-            if how == "model":
-                of = replace(each, operator={"LightConv": "DynamicConv", "DynamicConv": "LightConv"}[each.operator])
-                model, args = make_model(of, test_set, 0)
-            packed_model = archive(of, model, args, test_set, form, how, folder / "model.pt")
+            content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
+            print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
+            at = folder / "model.pt"
+            packed_model = archive(each, model, args, test_set, form, each in spoilt, at)
             site.add(f"/models/{each.archive}", packed_model)
         for end, test_set in test_sets.items():
-            short = any(how == "lines" and name.endswith(end) for name, how in damage.items())
-            dataset_file(test_set, site, folder / f"{test_set.dataset.name}_small.yaml", lines=TEST_LINES - short)
-            content["test_sets"][end]["dataset"] = f"{test_set.dataset.name}_small.yaml"
+            file = folder / f"{test_set.dataset.name}_small.yaml"
+            dataset_file(test_set, site, file)
+            content["test_sets"][end]["dataset"] = str(file)
         table = folder / "published.yaml"
         table.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         yield table
@@ -307,11 +278,11 @@ def main() -> None:
     parser.add_argument(
         "names", metavar="NAME", nargs="*", help="models, as `pretrained list` prints them (default: all)"
     )
-    parser.add_argument("--damage", metavar="NAME=HOW", action="append", default=[], help=f"HOW: {', '.join(DAMAGE)}")
+    parser.add_argument("--damage", metavar="NAME", action="append", default=[], help="turn its kernels round")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # small models
-    with published(arguments.folder, arguments.names, dict(each.split("=") for each in arguments.damage)) as table:
+    with published(arguments.folder, arguments.names, arguments.damage) as table:
         print(
             f"\nserving, until Ctrl-C; in another terminal:\n  python -m scripts.pretrained score all --models {table}",
             end="",

@@ -45,6 +45,12 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "evaluate": ("scores.json", {"perplexity": 9.0, "perplexity_sentence": 8.0, "details": {}, "signature": "c"}),
     "speed": ("speed.json", {"ratio": 2.0}),
 }
+TEXTS = {
+    "prepare": ["raw/test.en", "raw/test.de"],
+    "generate": ["source.tok", "reference.tok"],
+    "score": ["hypotheses.detok"],
+}
+"""Files of lines, which have the file's name in them."""
 
 
 class Place:
@@ -113,8 +119,8 @@ class Place:
         """Return the command of a process of it."""
         return [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), *self.words(*arguments)]
 
-    def _check(self, config: Any, *flags: str) -> None:
-        self.checked.append([*config.arguments[1:], *flags])
+    def _check(self, config: Any) -> None:
+        self.checked.append(config.arguments[1:])
         if self.how.get("fail") == "check":
             raise UserError("a setting cannot be")
 
@@ -127,7 +133,8 @@ class Place:
         seed = "" if stage.seed is None else f":{stage.seed}"
         with open(self.noted, "a") as file:
             file.write(f"{name}{seed}{':valid' if out.name == 'valid' else ''}\n")
-        write_lines(out / "half", ["half"])
+        for text in ("half", *TEXTS.get(name, ())):
+            write_lines(out / text, [f"{text} {number}" for number in range(12)])
         if self.how.get("fail") == name:
             raise UserError("it broke")
         if self.how.get("hang") == name:

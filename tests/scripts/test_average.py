@@ -89,10 +89,8 @@ def test_the_newest_by_number_not_by_name(tmp_path):
 
 def test_models_that_do_not_agree_are_refused(tmp_path):
     one = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
-    with pytest.raises(UserError, match=r"only one of them \(b\)"):
+    with pytest.raises(UserError, match=r"not of one model: only one of them has b"):
         average.average([one, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
-    with pytest.raises(UserError, match=r"w is \(3,\) in the one and \(2,\) in the other"):
-        average.average([one, save(tmp_path / "checkpoint3.pt", {"w": torch.ones(3), "b": torch.ones(1)})])
 
 
 class Evil:
@@ -110,7 +108,7 @@ def test_what_is_no_data_is_refused_without_advice_to_trust_it(named, tmp_path, 
     monkeypatch.chdir(tmp_path)
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(1)})
     torch.save(torch.load(path, weights_only=False) | {"args": NO_DATA[named]}, path)
-    with pytest.raises(UserError, match=f"refused to load .*{named}") as caught:
+    with pytest.raises(UserError, match=f"refused, because it asks for .*{named}") as caught:
         average.average([path])
     assert not (tmp_path / "ran").exists()
     printed = "".join(traceback.format_exception(caught.value))
@@ -133,27 +131,5 @@ def test_a_damaged_file_is_refused(tmp_path):
     """``tests/compat/test_checkpoints`` tries each kind of damage."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
     path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
-    with pytest.raises(UserError, match="its part checkpoint1/data/0 does not match its checksum; take another"):
+    with pytest.raises(UserError, match="its part checkpoint1/data/0 does not match its checksum"):
         average.average([path])
-
-
-def test_a_training_never_goes_on_from_a_damaged_checkpoint_or_starts_anew_over_others(tmp_path):
-    checkpoints.check_last(tmp_path)
-    for n in (100, 200, 1000):
-        save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), float(n))}, n)
-    last = save(tmp_path / "checkpoint_last.pt", {"w": torch.full((2,), 1000.0)}, 1000)
-    checkpoints.check_last(tmp_path)
-
-    last.write_bytes(last.read_bytes()[:-50])
-    with pytest.raises(UserError, match=r"cut short.*_1000.pt \(1,000 updates\). To go on from it: cp .*1000"):
-        checkpoints.check_last(tmp_path)
-
-    last.unlink()
-    (tmp_path / "checkpoint_1_1000.pt").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"does not exist; the newest whole checkpoint is checkpoint_1_200.pt"):
-        checkpoints.check_last(tmp_path)
-
-    for path in tmp_path.glob("checkpoint*"):
-        path.write_bytes(b"")
-    with pytest.raises(UserError, match="Move the folder away"):
-        checkpoints.check_last(tmp_path)

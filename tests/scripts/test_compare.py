@@ -14,11 +14,23 @@ import pytest
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.compare import __main__ as command
-from scripts.compare.page import as_text, claims, differences, figures
-from scripts.compare.plan import Run, read_comparison, read_folders, read_run
-from scripts.compare.results import FAILED, HELD, UNDECIDED, Interval, difference, pooled
+from scripts.compare.page import (
+    FAILED,
+    HELD,
+    UNDECIDED,
+    Interval,
+    as_text,
+    claims,
+    difference,
+    differences,
+    figures,
+    gains,
+    judge,
+    pooled,
+)
+from scripts.compare.plan import Claim, Run, read_comparison, read_folders, read_run
 from scripts.scoring.metrics import measures
-from scripts.scoring.significance import counts
+from scripts.scoring.significance import counts, standard_error
 from tests.scripts.run_records import record, speed, write
 from tests.scripts.test_trainlog import inner, valid
 
@@ -77,7 +89,8 @@ def runs_of(place: Path) -> dict[str, Run]:
 
 
 def columns(*runs: Run) -> dict[str, list[str]]:
-    return {title: list(cells) for title, *cells in zip(*figures(runs, runs[0]), strict=True)}
+    table = figures(runs, runs[0], gains(runs, runs[0])[0])
+    return {title: list(cells) for title, *cells in zip(*table, strict=True)}
 
 
 def test_scores_speed_and_parameters_side_by_side():
@@ -99,18 +112,28 @@ def test_scores_speed_and_parameters_side_by_side():
     assert "do not differ" in as_text(runs[:1], runs[0], [])
 
 
+def test_the_configurations_own_score_comes_first_and_tokenised_bleu_only_where_text_is_tokenised():
+    test = {key: [9.0] for key in ("bleu", "chrf", "sacrebleu")}
+    runs = [Run(name, record(name, "debian_en_de", test=test)) for name in "ab"]
+    assert [*columns(*runs)][1:4] == ["BLEU (tokenised)", "sacreBLEU over a", "sacreBLEU"]
+    for run in runs:
+        run.record["config"]["score"]["metric"] = "sacrebleu"
+    assert [*columns(*runs)][1:4] == ["sacreBLEU", "sacreBLEU over a", "chrF"]
+    assert "BLEU (tokenised)" not in columns(*runs)
+
+
 @pytest.mark.parametrize(
-    ("low", "high", "at_least", "verdict"),
+    ("value", "half", "at_least", "verdict"),
     [
-        (0.1, 0.9, 0.0, HELD),
-        (-0.1, 0.9, 0.0, UNDECIDED),
-        (-0.9, -0.1, 0.0, FAILED),
-        (-0.4, 0.2, -0.5, HELD),
-        (None, None, 0.0, UNDECIDED),
+        (0.5, 0.4, 0.0, HELD),
+        (0.4, 0.5, 0.0, UNDECIDED),
+        (-0.5, 0.4, 0.0, FAILED),
+        (-0.1, 0.3, -0.5, HELD),
+        (0.3, None, 0.0, UNDECIDED),
     ],
 )
-def test_a_verdict_goes_by_the_interval(low, high, at_least, verdict):
-    assert Interval(0.3, low, high).verdict(at_least) == verdict
+def test_a_verdict_goes_by_the_interval(value, half, at_least, verdict):
+    assert Interval(value, half).verdict(at_least) == verdict
 
 
 def test_an_interval_covers_seeds_and_test_set(place):
@@ -122,10 +145,24 @@ def test_an_interval_covers_seeds_and_test_set(place):
     assert difference(runs["good"], runs["base"], of_seeds).value == pytest.approx(fmean(good) - fmean(base))
     for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
         found = difference(runs["bad"], runs["base"], (400.0, freedom))
-        assert found.low is not None
         error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
-        assert found.value - found.low == pytest.approx(times * error, rel=0.02)  # the test set adds a little
-    assert difference(runs["bad"], runs["base"], None).low is None
+        assert found.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+
+
+def test_it_is_said_what_is_chance(place):
+    """By the half width of the interval; without several seeds by that of the lines."""
+    runs = runs_of(place)
+    found, said = gains([runs["base"], runs["good"]], runs["base"])
+    assert said == f"40 lines: differences below {found['good'].half:.2f} are chance."
+    for run in runs.values():
+        run.scored.pop("2", None)
+    found, said = gains([runs["base"], runs["bad"]], runs["base"])
+    half = 1.96 * standard_error(runs["bad"].counted, runs["bad"].lines(), runs["base"].lines())
+    assert (
+        said == f"40 lines: differences below {half:.2f} are chance (of the lines alone: no model has several seeds)."
+    )
+    claim = Claim("Bad is better", "bad", "base", -50)
+    assert judge(claim, runs, None)[0] == UNDECIDED
 
 
 def test_every_claim_has_its_verdict(place):
@@ -149,13 +186,13 @@ def test_of_perplexities_less_is_better_and_another_test_set_is_refused(place):
     )
     found = difference(one, two, pooled([one, two]))
     assert found.value == 10
-    assert found.low == pytest.approx(10 - 4.303 * math.sqrt(2), abs=0.01)
+    assert found.half == pytest.approx(4.303 * math.sqrt(2), abs=0.01)
     runs = runs_of(place)
     runs["bad"].scored["1"]["lines"] += "; 1 1"
     with pytest.raises(UserError, match="bad and base are scored on other test sets"):
         difference(runs["bad"], runs["base"], None)
     del runs["bad"].scored["1"]["lines"]
-    assert difference(runs["bad"], runs["base"], (1.0, 2)).low is None
+    assert difference(runs["bad"], runs["base"], (1.0, 2)).half is None
 
 
 def test_records_of_several_places_are_one_and_those_of_other_settings_do_not_count(place):
@@ -221,7 +258,7 @@ def test_the_page_has_claims_table_settings_and_losses(compare, place):
     compare(place / "cats.yaml", "--out", out)
     page = out.read_text()
     assert page.startswith("# Cats\n")
-    assert re.search(r"\| good \| .* \| \+\d+\.\d\d \[\+\d", page)
+    assert re.search(r"\| good \| \+\d+\.\d\d \[\+\d", page)
     assert "![losses of all runs](page.losses.svg)" in page
     assert (place / "page.losses.svg").read_text().startswith("<?xml")
     folders = [place / "work" / "debian_en_de" / name for name in ("base", "good")]
@@ -233,9 +270,9 @@ def test_what_is_no_run_and_no_comparison_is_refused(compare, place):
     folder = place / "work" / "debian_en_de"
     with pytest.raises(UserError, match="cannot read"):
         read_folders([folder])
-    with pytest.raises(UserError, match="given twice"):
-        read_folders([folder / "good", folder / "bad" / ".." / "good"])
-    assert read_folders([folder / "good" / "record.json"])[1] == {"good": folder / "good"}
+    twice = [folder / "good", folder / "bad" / ".." / "good"]
+    assert [*read_folders(twice)] == [*map(str, twice)]
+    assert read_folders([folder / "good"]) == {"good": folder / "good"}
     for change, said in (
         (("baseline: base", "baseline: x"), "`baseline` is 'x', expected one of `models`"),
         (("model: bad", "model: x"), "`claims` is 'x'"),
@@ -250,15 +287,9 @@ def test_what_is_no_run_and_no_comparison_is_refused(compare, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "jobs"),
-    [
-        ("configs=configs/debian_en_de/tuned.yaml configs/debian_en_de/lightconv.yaml", {"seed": "4", "row": "2"}),
-        ("compare=configs/compare/two_cores.yaml", {"seed": "21", "row": "3"}),
-    ],
-)
-def test_a_dry_run_of_the_snakefile_has_a_job_for_each_dataset_seed_and_row(tmp_path, what, jobs):
-    settings = [what, f"work={tmp_path}", "gpus_per_seed=1"]
+def test_a_dry_run_of_the_snakefile_has_a_job_for_each_dataset_seed_and_row(tmp_path):
+    what = ["configs=configs/debian_en_de/tuned.yaml configs/debian_lm/dynamicconv.yaml"]
+    settings = [*what, "compare=configs/compare/two_cores.yaml", f"work={tmp_path}", "gpus_per_seed=1"]
     options = ["-n", "-p", "-s", "scripts/sweep/Snakefile", "--cores", "2", "--config", *settings]
     done = subprocess.run(
         [sys.executable, "-m", "snakemake", *options], cwd=CHECKOUT, capture_output=True, text=True, timeout=200
@@ -266,6 +297,6 @@ def test_a_dry_run_of_the_snakefile_has_a_job_for_each_dataset_seed_and_row(tmp_
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     found = dict(re.findall(r"^(data|seed|row|all) +(\d+)$", said, re.MULTILINE))
-    assert found == {"data": "1", "all": "1"} | jobs
+    assert found == {"data": "2", "seed": "25", "row": "5", "all": "1"}
     assert re.search(r"\.yaml .*--devices 1 --from train --to score --seeds 3", said)
     assert re.search(r"\.yaml .*--devices 1 --from train$", said, re.MULTILINE)

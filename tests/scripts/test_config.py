@@ -9,6 +9,7 @@ from scripts.common.errors import UserError
 from scripts.pipeline.config import OTHER_NAMES, flags, load_config, merge
 
 GOOD = "dataset: toy\nseeds: [3]\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
+SPEED = "speed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"
 
 
 def write(folder: Path, text: str, name: str = "model.yaml") -> Path:
@@ -29,8 +30,7 @@ def test_a_file_states_only_what_differs_from_its_chain_of_bases(tmp_path):
 
 
 def test_null_takes_a_section_or_a_setting_back(tmp_path):
-    more = "tune: {last: [1, 2], lenpen: [0.5]}\nspeed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"
-    write(tmp_path, GOOD + more, "base.yaml")
+    write(tmp_path, GOOD + "tune: {last: [1, 2], lenpen: [0.5]}\n" + SPEED, "base.yaml")
     assert load_config(write(tmp_path, "base: base.yaml\n")).tune == {"last": [1, 2], "lenpen": [0.5]}
     config = load_config(write(tmp_path, "base: base.yaml\naverage: null\ntune: {last: null}\nspeed: null\n"))
     assert (config.average, config.tune, config.speed) == ({}, {"lenpen": [0.5]}, {})
@@ -72,7 +72,7 @@ def test_flags_of_each_kind_of_value():
         (GOOD.replace("[3]", "3"), "`seeds` is 3"),
         (GOOD.replace("[3]", "[1, 1]"), "`seeds` is [1, 1]"),
         (GOOD.replace("[3]", "[]"), "`seeds` is []"),
-        (GOOD + "batch: {tokens: 100}\n", "`batch.max-tokens` is None"),
+        (GOOD + "batch: {tokens: 100}\n", "the key `batch.max-tokens` is missing"),
         (GOOD + "batch: {tokens: 9, max-tokens: 9, cpu-processes: 0}\n", "`batch.cpu-processes` is 0"),
         (GOOD.replace("lr: 0.1", "max-tokens: 9") + "batch: {tokens: 9, max-tokens: 9}\n", "`train.max-tokens` is 9"),
         (GOOD + "generate: {gen-subset: test}\n", "`generate.gen-subset`"),
@@ -86,19 +86,19 @@ def test_flags_of_each_kind_of_value():
         (GOOD + "tune: {lenpen: [1], stepwise-length-penalty: [1]}\n", "`tune.stepwise-length-penalty` is [1]"),
         (GOOD + "tune: {last: [0]}\n", "`tune.last` is [0]"),
         (GOOD + "tune: {last: [1, 3]}\n", "`average.last` is 2, expected one of `tune.last` [1, 3]"),
-        (GOOD.replace("average:", "# ") + "tune: {last: [1]}\n", "`average` is {}"),
+        (GOOD.replace("average:", "# ") + "tune: {last: [1]}\n", "`average.last` is None"),
         (GOOD + "tune: {beam: [1]}\nscore: {metric: perplexity}\n", "`tune` is {'beam': [1]}"),
-        (GOOD + "score: {metric: perplexity}\nspeed: {beam: 4, batch-size: 2, runs: 1}\n", "`score.metric` is"),
+        (GOOD + "score: {metric: perplexity}\n" + SPEED, "`score.metric` is"),
         (GOOD.replace("[3]", "[true]"), "`seeds` is [True]"),
         (GOOD.replace("lr: 0.1", "lr: .nan"), "`train.lr` is nan"),
-        (GOOD + "speed: {beam: 4}\n", "`speed.batch-size` is None"),
+        (GOOD + "speed: {beam: 4}\n", "the key `speed.batch-size` is missing"),
         (GOOD + "speed: {beam: 4, batch-size: 2, runs: 1, subset: x}\n", "`speed.subset` is 'x'"),
         (GOOD + "score: {compounds: true}\n", "`score.compounds`"),
         (GOOD.replace("dataset: toy", "dataset: ../toy"), "`dataset` is '../toy'"),
         (GOOD.replace("by: update", "by: time"), "`average.by` is 'time'"),
         (GOOD.replace("last: 2", "last: 0"), "`average.last` is 0"),
         (GOOD.replace("max-update: 10, ", ""), "`train.max-update` is None"),
-        ("train: 3\n", "`train` is 3"),
+        ("dataset: toy\nseeds: [1]\ntrain: 3\n", "`train` is 3"),
         ("base: nowhere.yaml\n", "nowhere.yaml"),
         ("base: model.yaml\n", "cannot build on itself"),
     ],

@@ -83,9 +83,7 @@ def write_corpus(folder: Path) -> None:
 def run(main: Callable[[list[str]], None], *words: object) -> str:
     """Run a command in this process, and return what it says; fairseq's commands are processes of their own."""
     out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
-        # more threads only get into each other's way in so small a model
-        patch.setenv("OMP_NUM_THREADS", "1")
+    with redirect_stdout(out):
         main([*map(str, words)])
     return out.getvalue()
 

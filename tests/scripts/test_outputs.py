@@ -9,64 +9,55 @@ from pathlib import Path
 
 import pytest
 
+from scripts.common import outputs
 from scripts.common.errors import UserError
 from scripts.common.files import read_lines, write_lines
 from scripts.common.outputs import LIST, atomic_folder, claim, lock, open_own, remove, work_folder
 from tests.killed import killed_at
 
 
-def make(folder: Path, *lines: str) -> None:
-    with atomic_folder(folder) as made:
+def make(place: Path, *lines: str) -> Path:
+    """Write a folder, also by another program; returns a text in it."""
+    with atomic_folder(place) as made:
         write_lines(made / "part" / "text", lines or ["ours"])
         (made / "dict.txt").write_text("by another program\n")
+    return place / "part" / "text"
 
 
-def edit(out: Path) -> Path:
-    (out / "part" / "text").write_text("edited\n")
-    return out / "part" / "text"
+def write(place: Path, *lines: str) -> Path:
+    """Write a file."""
+    write_lines(place, lines or ["ours"])
+    return place
 
 
-def add(out: Path) -> Path:
-    (out / "part" / "a[1].txt").write_text("mine\n")
-    return out / "part" / "a[1].txt"
-
-
-def replace_by_a_folder(out: Path) -> Path:
-    (out / "dict.txt").unlink()
-    (out / "dict.txt").mkdir()
-    (out / "dict.txt" / "notes").write_text("mine\n")
-    return out / "dict.txt" / "notes"
-
-
-@pytest.mark.parametrize("change", [edit, add, replace_by_a_folder])
-def test_a_folder_is_replaced_until_something_in_it_is_not_ours(tmp_path: Path, change: Callable[[Path], Path]):
+@pytest.mark.parametrize(
+    ("act", "name", "said"),
+    [
+        (make, "part/text", "holds what this project did not write there as it is now: out/part/text;"),
+        (make, "part/a[1].txt", r"as it is now: out/part/a\[1\].txt;"),
+        (make, "dict.txt/notes", "as it is now: out/dict.txt/notes;"),  # a folder in place of a file
+        (write, "", "out is there, was not written there by this project as it is now"),
+    ],
+)
+def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(
+    tmp_path: Path, act: Callable[..., Path], name: str, said: str
+):
     out = tmp_path / "out"
-    make(out)
-    make(out, "newer")
-    assert read_lines(out / "part" / "text") == ["newer"]
-    theirs = change(out)
-    before = theirs.read_bytes()
-    for act in (lambda: make(out), lambda: remove(out)):
-        with pytest.raises(UserError, match="holds what this project did not write there as it is now: "):
-            act()
-    assert theirs.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
-
-
-def test_a_file_of_ours_is_replaced_until_it_is_edited_and_a_name_that_is_gone_is_free(tmp_path: Path):
-    path = tmp_path / "a[1].txt"
-    write_lines(path, ["a"])
-    write_lines(path, ["b", "c"])
-    path.write_text("edited\n")
-    for act in (lambda: write_lines(path, ["d"]), lambda: remove(path)):
-        with pytest.raises(UserError, match=r"is there, was not written there by this project as it is now"):
-            act()
-    path.write_text("b\nc\n")  # as it was
-    remove(path)
-    path.write_text("mine\n")
-    with pytest.raises(UserError, match="is there, was not written there"):
-        write_lines(path, ["d"])
-    assert path.read_text() == "mine\n"
+    act(out)
+    assert read_lines(act(out, "newer")) == ["newer"]
+    theirs = out / name
+    if theirs.parent.is_file():
+        theirs.parent.unlink()
+        theirs.parent.mkdir()
+    theirs.write_text("mine, by hand\n")
+    for refused in (act, remove):
+        with pytest.raises(UserError, match=said):
+            refused(out)
+    assert theirs.read_text() == "mine, by hand\n"
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["out"]
+    theirs.unlink()
+    remove(out)
+    assert not out.exists()
 
 
 def test_files_of_another_program_are_claimed_by_pattern_before_it_runs(tmp_path: Path):
@@ -81,7 +72,7 @@ def test_files_of_another_program_are_claimed_by_pattern_before_it_runs(tmp_path
         claim(tmp_path, "*.bin")
 
 
-@pytest.mark.parametrize("content", ["notes of mine\n", "[]", '{"written": 3}', ""])
+@pytest.mark.parametrize("content", ["notes of mine\n", "[]", '{"written": 3}'])
 def test_a_file_of_the_lists_name_that_is_no_list_stays(tmp_path: Path, content: str):
     (tmp_path / LIST).write_text(content)
     with pytest.raises(UserError, match="is not a list of this project"):
@@ -124,13 +115,14 @@ def test_work_that_was_begun_from_the_same_is_gone_on_with(tmp_path: Path, capsy
     assert "begins" in capsys.readouterr().out
 
 
-def test_one_run_writes_and_many_read(tmp_path: Path):
+def test_one_run_writes_and_many_read(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(outputs, "PATIENCE_SECONDS", 0.0)
     with lock(tmp_path / "out", shared=True), lock(tmp_path / "out", shared=True):
         pass
     with (
         lock(tmp_path / "out"),
         pytest.raises(UserError, match=r"another run is at work in .*out; wait until it has ended"),
-        lock(tmp_path / "out", shared=True, patience=0),
+        lock(tmp_path / "out", shared=True),
     ):
         pass
 

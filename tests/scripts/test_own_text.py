@@ -3,18 +3,24 @@
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fairseq.data.data_utils import post_process
+from subword_nmt.learn_bpe import get_vocabulary
 
-from data_prep.dataset import load_dataset
+from data_prep.dataset import Dataset, Step, load_dataset
+from data_prep.download import download
+from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from data_prep.steps.plan import plan
+from data_prep.text import bpe, sentencepiece
 from data_prep.text.clean import count_words, pair_filter
 from scripts import own_text
 from scripts.common.errors import UserError
@@ -22,7 +28,8 @@ from scripts.common.files import read_json, read_lines
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
-from scripts.pipeline.config import flags, load_config
+from scripts.own_text import Side
+from scripts.pipeline.config import Config, flags, load_config
 from scripts.scoring.detokenise import detokenise
 from scripts.scoring.metrics import measures
 
@@ -38,7 +45,7 @@ WORDS = {
 def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
     """Pairs of English and another language, which puts no spaces between words but in German."""
     draw = random.Random(1)
-    files = folder / f"a.{language}", folder / "a.en"
+    files = folder / f"a.{language}", folder / "my text's.en"
     lines: tuple[list[str], list[str]] = [], []
     for number in range(count):
         words = [draw.randrange(8) for _ in range(draw.randint(4, 12))]
@@ -51,48 +58,68 @@ def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A checkout to write to, without GPUs."""
-    for name in ("debian_en_de", "iwslt14_de_en"):
+    """A checkout to write to, without GPUs; it is the current folder."""
+    for name in ("debian_en_de", "iwslt14_de_en", "own_text"):
         shutil.copytree(own_text.CHECKOUT / "configs" / name, tmp_path / "configs" / name)
     (tmp_path / "data_prep" / "datasets").mkdir(parents=True)
     monkeypatch.setattr(own_text, "CHECKOUT", tmp_path)
     monkeypatch.setattr(own_text, "find_devices", lambda **_: Devices(gpu=False, count=1))
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
-def call(checkout, monkeypatch) -> Callable[..., Path]:
-    """Call the command with two files; returns the configuration's path."""
+def call(checkout) -> Callable[..., Path]:
+    """Call the command with two files; returns the path of the dataset's YAML."""
 
-    def called(src: Path, tgt: Path, source: str, target: str = "en", name: str = "mine") -> Path:
-        sides = ["--src", str(src), "--tgt", str(tgt), "--source", source, "--target", target]
-        own_text.main([name, *sides])
-        return checkout / "configs" / name / "dynamicconv.yaml"
+    def called(src: Path, tgt: Path, source: str, target: str = "en", name: str = "mine", *more: str) -> Path:
+        own_text.main([name, "--src", str(src), "--tgt", str(tgt), "--source", source, "--target", target, *more])
+        return checkout / "data_prep" / "datasets" / f"{name}.yaml"
 
     return called
 
 
+def config_of(dataset: Path) -> Config:
+    return load_config(dataset.parents[2] / "configs" / dataset.stem / "dynamicconv.yaml")
+
+
+def change(path: Path, *pairs: tuple[str, str]) -> None:
+    text = path.read_text(encoding="utf-8")
+    for pattern, new in pairs:
+        text = re.sub(pattern, new, text)
+    path.write_text(text, encoding="utf-8")
+
+
 @pytest.mark.parametrize(("language", "turned"), [("zh", False), ("ja", True), ("th", False), ("de", True)])
-def test_nothing_of_a_good_text_is_lost(language, turned, checkout, call, capsys):
-    foreign, english = corpus(checkout, language)
-    sides = [(foreign, language), (english, "en")]
+def test_nothing_of_a_good_text_is_lost(language, turned, checkout, call):
+    """The dataset's file knows where the text lies."""
+    sides = list(zip(corpus(checkout, language), (language, "en"), strict=True))
     (src, source), (tgt, target) = sides[::-1] if turned else sides
-    config = load_config(call(src, tgt, source, target))
-    said = capsys.readouterr().out
-    assert f"python -m data_prep mine --src {src} --tgt {tgt}" in said
-    assert "python -m scripts.reproduce configs/mine/dynamicconv.yaml" in said
-    assert (config.dataset, config.generate["post-process"]) == ("mine", "sentencepiece")
-    assert config.metric == "sacrebleu"
-    raw = checkout / "raw"
-    raw.mkdir()
-    for file, side in ((src, source), (tgt, target)):
-        shutil.copy(file, raw / f"train.{side}")
-    path = checkout / "data_prep" / "datasets" / "mine.yaml"
-    smaller = path.with_name("smaller.yaml")  # 600 lines have not so many units
-    smaller.write_text(path.read_text(encoding="utf-8").replace("units: 2000", "units: 90"), encoding="utf-8")
-    prepare(load_dataset(str(smaller)), raw=raw, out=checkout / "out", workers=1)
+    path = call(src.relative_to(checkout), tgt, source, target)
+    config = config_of(path)
+    assert (config.dataset, config.generate["post-process"], config.metric) == ("mine", "sentencepiece", "sacrebleu")
+    change(path, ("units: 2000", "units: 90"))  # 600 lines have not so many
+    download(load_dataset(str(path)), raw=None, out=checkout / "raw")
+    prepare(load_dataset(str(path)), raw=checkout / "raw", out=checkout / "out", workers=1)
     counts = read_json(checkout / "out" / "counts.json")
     assert not any(entry.get("dropped") for entry in counts["steps"])
+
+
+def test_the_command_goes_on_or_prints_the_one_that_does(checkout, call, monkeypatch, capsys):
+    ran = list[list[str]]()
+    monkeypatch.setattr(own_text.reproduce, "main", ran.append)
+    files = corpus(checkout, "de", 20)
+    call(*files, "de", "en", "mine", "--run")
+    assert ran == [["configs/mine/dynamicconv.yaml"]]
+    capsys.readouterr()
+    (checkout / "else where").mkdir()
+    for folder in (checkout, checkout / "else where"):
+        monkeypatch.chdir(folder)
+        call(*files, "de", "en", folder.name.replace(" ", ""))
+        words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+        assert words[1:3] == ["-m", "scripts.reproduce"]
+        assert shutil.which(words[0]) == sys.executable or Path(words[0]).samefile(sys.executable)
+        assert Path(words[3]).is_file()
 
 
 @pytest.mark.parametrize(("words", "tokens"), [(5, 1536), (300, 2400)])
@@ -100,25 +127,30 @@ def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
     german, english = checkout / "a.de", checkout / "a.en"
     for path, word in ((german, "Wort"), (english, "word")):
         path.write_text("".join(f"{word} {number}{f' {word}' * (words - 2)}\n" for number in range(20)))
-    config = load_config(call(german, english, "de"))
+    config = config_of(call(german, english, "de"))
     assert config.batch == {"tokens": tokens, "max-tokens": tokens // 2, "cpu-processes": 2}
     assert config.average["last"] * config.train["save-interval-updates"] <= config.train["max-update"]
 
 
+def two_sides(pairs: int, words: list[int]) -> tuple[Side, Side]:
+    return Side(Path("a"), "de", lines=pairs, words=words), Side(Path("b"), "en", lines=pairs, words=[10] * len(words))
+
+
 @pytest.mark.parametrize(
     ("pairs", "gpu", "said"),
-    [(851, False, "600  # some 39"), (100_000, False, "9200  # some 5 "), (10_000_000, True, "100000  # some 1.4 ")],
+    [(851, False, "39 .*: 600"), (100_000, False, "5 .*: 9200"), (10_000_000, True, r"1\.4 .*: 100000")],
 )
 def test_the_passes_over_the_text_are_said_as_they_are(pairs, gpu, said):
-    sides = [own_text.Side(Path("a"), side, lines=pairs, words=[20] * 100) for side in ("de", "en")]
-    assert f"max-update: {said}" in own_text.config_text("mine", (sides[0], sides[1]), gpu=gpu)
+    sides = [Side(Path("a"), side, lines=pairs, words=[20] * 100) for side in ("de", "en")]
+    text = own_text.config_text("mine", sides[0], sides[1], gpu=gpu)
+    assert re.search(f"# some {said}", text.replace("\n  max-update", ""))
 
 
 def test_words_that_are_others_to_yaml(checkout, call):
-    config = load_config(call(*corpus(checkout, "de", 20), source="no", name="2024"))
-    dataset = load_dataset(str(checkout / "data_prep" / "datasets" / "2024.yaml"))
+    path = call(*corpus(checkout, "de", 20), source="no", name="2024")
+    dataset = load_dataset(str(path))
     plan(dataset, checkout)
-    assert (dataset.languages, config.dataset) == (("no", "en"), "2024")
+    assert (dataset.languages, config_of(path).dataset) == (("no", "en"), "2024")
 
 
 def test_words_are_counted_where_there_are_no_spaces():
@@ -130,19 +162,17 @@ def test_words_are_counted_where_there_are_no_spaces():
     assert reason("函" * 50, "a " * 20) == "more than 20 words"
 
 
-def test_the_longest_five_in_a_thousand_lines_are_left_out():
-    for longer, most in ((5, 150), (4, 100)):
-        words = [10] * (1000 - longer) + [130] * longer
-        sides = own_text.Side(Path("a.de"), "de", words=words), own_text.Side(Path("a.en"), "en", words=[10] * 1000)
-        assert own_text.most_words(sides) == most
+@pytest.mark.parametrize(("longer", "most"), [(5, 150), (4, 100)])
+def test_the_longest_five_in_a_thousand_lines_are_left_out(longer, most):
+    assert own_text.most_words(*two_sides(1000, [10] * (1000 - longer) + [130] * longer)) == most
 
 
 def test_a_step_that_drops_many_says_so(checkout, capsys):
     foreign, english = corpus(checkout, "de", 40)
-    lines = english.read_text().splitlines()
     raw = checkout / "raw"
     raw.mkdir()
-    (raw / "train.en").write_text("\n".join("x" if n % 4 == 0 else line for n, line in enumerate(lines)) + "\n")
+    lines = ["x" if n % 4 == 0 else line for n, line in enumerate(read_lines(english))]
+    (raw / "train.en").write_text("\n".join(lines) + "\n")
     foreign.rename(raw / "train.de")
     path = checkout / "d.yaml"
     steps = "[{clean: {max_ratio: 3.5}}, {split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, save_raw]"
@@ -153,7 +183,7 @@ def test_a_step_that_drops_many_says_so(checkout, capsys):
     assert re.search(r"note: \d lines validate and \d test: too few to tell two models apart \(200 or more do\)", said)
 
 
-def test_what_cannot_be_is_said(checkout, call):
+def test_what_cannot_be_is_said(checkout, call, capsys):
     chinese, english = corpus(checkout, "zh", 20)
     short = checkout / "short.en"
     short.write_text("one line\n")
@@ -163,31 +193,26 @@ def test_what_cannot_be_is_said(checkout, call):
         (english, chinese, "zh", "mine", "given as zh, but its letters are Latin"),
         (english, chinese, "rus_Cyrl", "mine", "given as rus_Cyrl, but its letters are Latin"),
         (chinese, short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
-        (chinese, english, "de.x", "mine", r"the language 'de\.x', expected letters, digits, _ and -, such as en"),
-        (chinese, english, "zh", "raw", "NAME is 'raw'"),
+        (chinese, english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
+        (chinese, english, "en", "mine", "--source and --target are both en"),
         (chinese, english, "zh", "there", r"there\.yaml is there already"),
         (checkout / "none", english, "zh", "mine", "none.*No such file"),
         (chinese, latin, "zh", "mine", r"latin\.en.*not UTF-8"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises((UserError, SystemExit)) as refusal:
             call(src, tgt, source, name=name)
-
-
-def test_a_machine_with_gpus_trains_the_papers_model(checkout, call, monkeypatch):
-    monkeypatch.setattr(own_text, "find_devices", lambda **_: Devices(gpu=True, count=2))
-    config = load_config(call(*corpus(checkout, "ja"), source="ja"))
-    assert config.train["arch"] == "pla_dynamicconv_iwslt_de_en"
-    assert config.train["share-all-embeddings"]
+        assert re.search(said, f"{refusal.value}{capsys.readouterr().err}")
 
 
 @pytest.mark.parametrize("pairs", [20_000, 500_000, 2_000_000, 20_000_000])
 def test_a_training_on_gpus_keeps_the_checkpoints_that_are_averaged(pairs, checkout):
-    """Of batches that are full to two thirds."""
-    german, english = (own_text.Side(checkout, name, lines=pairs, words=[20] * 100) for name in ("de", "en"))
+    """Of batches that are full to two thirds. The model is the paper's."""
     path = checkout / "configs" / "mine" / "dynamicconv.yaml"
     path.parent.mkdir()
-    path.write_text(own_text.config_text("mine", (german, english), gpu=True))
+    path.write_text(own_text.config_text("mine", *two_sides(pairs, [20] * 100), gpu=True))
     config = load_config(path)
+    assert config.train["arch"].startswith("pla_dynamicconv_iwslt" if pairs < 1_000_000 else "pla_dynamicconv_wmt")
+    assert config.train["share-all-embeddings"]
     load_plugin()
     args = training_arguments(flags(config.train))
     assert check_checkpoints(config, args, lambda epoch: int(pairs * 20 * 1.4 * 1.5 / 4000)) is None
@@ -223,36 +248,38 @@ SENTENCES = {
 """With the marks, joiners and quotes of the script, and characters that NFKC would change."""
 
 
-@pytest.mark.parametrize(
-    "cut", ["sentencepiece: {units: 200, fewer: true}", "bpe: {merges: 20}"], ids=lambda cut: cut[:3]
-)
+def learnt(dataset: Dataset, lines: list[str], codes: Path) -> Path:
+    """What the last step learns from these lines, as a file."""
+    if dataset.units == "sentencepiece":
+        with pytest.raises(sentencepiece.TooManyUnits) as refusal:
+            sentencepiece.learn(iter(lines), units=1000)
+        codes.write_bytes(sentencepiece.learn(iter(lines), units=refusal.value.limit))
+    else:
+        tokenised = map(line_steps(replace(dataset, steps=dataset.steps[:1]), str(dataset.target), None), lines)
+        codes.write_text(bpe.learn_from_counts(get_vocabulary(tokenised).items(), merges=20), encoding="utf-8")
+    return codes
+
+
+@pytest.mark.parametrize("cut", ["sentencepiece", "tokenise bpe"])
 @pytest.mark.parametrize("target", SENTENCES)
-def test_a_perfect_translation_scores_100(target, cut, checkout, call):
+def test_a_perfect_translation_scores_100(target, cut, tmp_path):
     """The text of the test set as it is prepared, its units joined and its words written as people do."""
-    raw = checkout / "raw"
-    raw.mkdir()
-    for name, text in (("en", "line"), (target, SENTENCES[target])):
-        (raw / f"train.{name}").write_text("".join(f"{text} {n}\n" for n in range(60)), encoding="utf-8")
-    call(raw / "train.en", raw / f"train.{target}", "en", target)
-    path = checkout / "data_prep" / "datasets" / "mine.yaml"
-    text = re.sub("_percent: [0-9]+", "_percent: 20", path.read_text(encoding="utf-8"))
-    cut = cut if cut.startswith("sentence") else "tokenise: {escape: false}\n  - " + cut
-    path.write_text(re.sub("sentencepiece: .*", cut, text), encoding="utf-8")
-    prepare(dataset := load_dataset(str(path)), raw=raw, out=checkout / "out", workers=1)
-    units, references = (read_lines(checkout / "out" / name / f"test.{target}") for name in (".", "raw"))
-    joined = [post_process(line, dataset.units) for line in units]
+    given = {"tokenise": {"escape": False}, "bpe": {"merges": 20}, "sentencepiece": {"units": 200}}
+    steps = tuple(Step(name=name, parameters=given[name]) for name in cut.split())
+    dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
+    references = [f"{SENTENCES[target]} {n}" for n in range(20)]
+    units = map(line_steps(dataset, target, learnt(dataset, references, tmp_path / "codes")), references)
+    back = detokenise([post_process(line, dataset.units) for line in units], target, dataset)
     found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
-    back = detokenise(joined, target, dataset)
     assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 
 
-@pytest.mark.parametrize("command", ["scripts.own_text", "data_prep", "scripts.reproduce"])
-def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(command, tmp_path):
+def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(tmp_path):
     (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", command, "x"], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-m", "scripts.own_text", "x"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: the package yaml is not installed for ")
     assert "scripts/setup.sh" in done.stderr
-    assert "'.[fairseq,recipes]'" in done.stderr
     assert "Traceback" not in done.stderr

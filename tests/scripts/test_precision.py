@@ -24,6 +24,7 @@ from scripts.fairseq_io.precision import (
 from scripts.pipeline.config import Config, load_config
 
 CPU, GPU, OLD_GPU = Devices(gpu=False, count=1), Devices(gpu=True, count=1, bf16=True), Devices(gpu=True, count=1)
+TWO = Devices(gpu=False, count=1, nodes=2, rendezvous="a:1")
 
 
 @pytest.fixture(autouse=True)
@@ -37,35 +38,38 @@ def _units(monkeypatch):
 
 NO_LIBRARY, SLOW = "its library could not be compiled", "its units are slow"
 FAST = "auto takes bf16: this processor has fast units for it"
+OURS, THEIRS = {"arch": "pla_dynamicconv_small"}, {"arch": "transformer_iwslt_de_en"}
+NOT_OURS = "takes fp32: on a CPU fairseq's own models compute in nothing else"
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "lacking", "slower", "taken"),
+    ("asked", "devices", "train", "lacking", "slower", "taken"),
     [
-        ("fp16", GPU, None, None, ("fp16",)),  # the paper's fp16 stays fp16
-        ("fp32", GPU, None, None, ("fp32",)),
-        ("bf16", GPU, None, None, ("bf16",)),
-        ("auto", OLD_GPU, None, None, ("fp16", "auto is fp16 on a GPU")),
-        ("fp16", CPU, None, None, ("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")),
-        ("bf16", CPU, None, SLOW, ("bf16",)),
-        ("auto", CPU, None, None, ("bf16", FAST)),
-        ("auto", CPU, None, SLOW, ("fp32", f"auto takes fp32: {SLOW}")),
-        ("bf16", CPU, NO_LIBRARY, NO_LIBRARY, ("fp32", f"bf16 takes fp32: {NO_LIBRARY}")),
-        ("auto", CPU, NO_LIBRARY, NO_LIBRARY, ("fp32", f"auto takes fp32: {NO_LIBRARY}")),
+        ("fp16", GPU, OURS, None, None, ("fp16",)),  # the paper's fp16 stays fp16
+        ("fp32", GPU, OURS, None, None, ("fp32",)),
+        ("bf16", GPU, OURS, None, None, ("bf16",)),
+        ("auto", OLD_GPU, OURS, None, None, ("fp16", "auto is fp16 on a GPU")),
+        ("fp16", CPU, OURS, None, None, ("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")),
+        ("bf16", CPU, OURS, None, SLOW, ("bf16",)),
+        ("auto", CPU, OURS, None, None, ("bf16", FAST)),
+        ("auto", CPU, {}, None, None, ("bf16", FAST)),  # of a published model no flags are known
+        ("auto", CPU, OURS, None, SLOW, ("fp32", f"auto takes fp32: {SLOW}")),
+        ("bf16", CPU, OURS, NO_LIBRARY, NO_LIBRARY, ("fp32", f"bf16 takes fp32: {NO_LIBRARY}")),
+        ("auto", CPU, OURS, NO_LIBRARY, NO_LIBRARY, ("fp32", f"auto takes fp32: {NO_LIBRARY}")),
+        ("bf16", CPU, THEIRS, None, None, ("fp32", f"bf16 {NOT_OURS}")),
+        ("auto", CPU, THEIRS, None, None, ("fp32", f"auto {NOT_OURS}")),
+        ("auto", TWO, OURS, None, None, ("fp32", "auto takes fp32: the processors of several machines may differ; ask "
+                                                "for bf16 by name")),
     ],
-)
-def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, lacking, slower, taken):
+)  # fmt: skip
+def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, train, lacking, slower, taken):
     monkeypatch.setattr(precision, "bf16_unsupported_reason", lambda: lacking)
     monkeypatch.setattr(precision, "bf16_slower_reason", lambda: slower)
-    assert take_precision(asked, devices, {}, auto_on_gpu="fp16") == PrecisionChoice(*taken)
+    assert take_precision(asked, devices, train, auto_on_gpu="fp16") == PrecisionChoice(*taken)
 
 
-def test_what_several_machines_and_a_search_take():
-    several = Devices(gpu=False, count=1, nodes=2, rendezvous="a:1")
-    assert take_precision("auto", several, {}, auto_on_gpu="fp16").precision == "fp32"
+def test_a_search_is_in_float32_on_a_gpu_unless_it_is_asked_for():
     assert take_search_precision("auto", GPU, {}) == PrecisionChoice("fp32", "auto is fp32 on a GPU")
-    check_precision("fp16", gpu=True)
-    check_precision("bf16", gpu=False)
 
 
 def test_precisions_that_devices_do_not_have():
@@ -92,16 +96,6 @@ def test_the_units_that_are_faster_than_float32(units, vendor, found, monkeypatc
     monkeypatch.setattr(linear.Path, "read_text", lambda path, **_: f"vendor_id\t: {vendor}\n")
     said = linear.slower()
     assert said is None if found is None else found in str(said)
-
-
-def test_fairseq_s_own_models_stay_in_float32_on_a_cpu():
-    theirs = {"arch": "transformer_iwslt_de_en"}
-    for asked in ("bf16", "auto"):
-        taken = take_search_precision(asked, CPU, theirs)
-        assert taken == PrecisionChoice(
-            "fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else"
-        )
-        assert take_search_precision(asked, CPU, {"arch": "pla_dynamicconv_small"}).precision == "bf16"
 
 
 def test_the_plugin_is_asked(monkeypatch):

@@ -1,15 +1,12 @@
 """Fetching published models: from a server on this machine, with archives of small models of fairseq's."""
 
 import errno
-import gzip
-import hashlib
 import io
 import tarfile
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,34 +31,26 @@ FILES = ["dict.en.txt", "dict.zh.txt", "en.code", "manifest.json", "model.pt", "
 
 
 @pytest.fixture(scope="module")
-def model() -> bytes:
-    """A checkpoint of fairseq's own DynamicConv."""
+def shelf(tmp_path_factory) -> Path:
+    """A folder with the archive of a model of fairseq's own DynamicConv."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    sides = ("encoder", "decoder")
     sizes = {"embed_dim": 8, "ffn_embed_dim": 8, "layers": 1, "attention_heads": 2, "kernel_size_list": [3]}
-    options: dict[str, Any] = {
-        f"{side}_{key}": value for side in sides for key, value in (sizes | {"conv_type": "dynamic"}).items()
-    }
+    sizes |= {"conv_type": "dynamic"}
+    options: dict[str, Any] = {f"{side}_{key}": sizes[key] for side in ("encoder", "decoder") for key in sizes}
     options |= {"weight_softmax": True, "task": "translation"}
     args = Namespace(arch="lightconv", source_lang="zh", target_lang="en", data="x", **options)
-    words = Dictionary()
-    task = Namespace(source_dictionary=words, target_dictionary=words)
+    task = Namespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
     built = ARCH_MODEL_REGISTRY["lightconv"].build_model(args, task)
     history = [{"criterion_name": "c", "optimizer_name": "o", "lr_scheduler_state": {}, "num_updates": 1}]
     state = {"args": args, "model": built.state_dict(), "optimizer_history": history, "extra_state": {"epoch": 1}}
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-@pytest.fixture(scope="module")
-def shelf(model, tmp_path_factory) -> Path:
+    files = {name: b"" if "dict" in name else b"#version: 0.2\n" for name in FILES if "m" not in name}
+    files["model.pt"] = buffer.getvalue()
     folder = tmp_path_factory.mktemp("shelf")
-    words = {name: b"" if "dict" in name else b"#version: 0.2\n" for name in FILES if "m" not in name}
-    files = {"./wmt17/model.pt": model, **{f"./wmt17/{name}": content for name, content in words.items()}}
-    pack(folder / ARCHIVE, files)
+    pack(folder / ARCHIVE, {f"./wmt17/{name}": content for name, content in files.items()})
     return folder
 
 
@@ -86,18 +75,20 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(pretrained, "check_model", lambda model, folder: None)
 
 
-def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, monkeypatch):
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("[!.]*"))
+
+
+def test_interrupted_then_resumed_then_converted(site, tmp_path, capsys, monkeypatch):
     out = tmp_path / "model"
     site.pages[f"/{ARCHIVE}"].drop = [1000]
     monkeypatch.setattr("data_prep.fetch.ATTEMPTS", 1)
-    with pytest.raises(UserError, match=r"bytes remaining.*\n.*a folder that you give with --from"):
+    with pytest.raises(UserError, match=r"bytes remaining(.|\n)*Or give the folder that it lies in with --from"):
         pretrained.get(MODEL, out=out, origin=site.url)
     assert not out.exists()
-    manifest = pretrained.get(MODEL, out=out, origin=site.url, packed=True)
+    pretrained.get(MODEL, out=out, origin=site.url, packed=True)
     assert site.ranges == [None, "bytes=1000-"]
-    assert sorted(path.name for path in out.glob("[!.]*")) == sorted([*FILES, "config.json", "model.safetensors"])
-    assert manifest["sha256"] == hashlib.sha256((shelf / ARCHIVE).read_bytes()).hexdigest()
-    assert manifest["bytes"] == (shelf / ARCHIVE).stat().st_size
+    assert names(out) == sorted([*FILES, "config.json", "model.safetensors"])
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     stored = torch.load(out / "model.pt", weights_only=True)
     assert stored["cfg"]["model"]["_name"] == "pla_lightconv"
@@ -105,104 +96,48 @@ def test_interrupted_then_resumed_then_converted(site, shelf, tmp_path, capsys, 
 
 
 @pytest.mark.usefixtures("quick")
-def test_fetched_again_it_must_be_the_same(shelf, model, tmp_path):
+def test_fetched_again_it_must_be_the_same(shelf, tmp_path):
     out = tmp_path / "model"
     pretrained.get(MODEL, out=out, origin=str(shelf))
     pretrained.get(MODEL, out=out, origin=str(shelf))
     before = (out / "manifest.json").read_bytes()
-    other = tmp_path / "other"
-    other.mkdir()
-    pack(other / ARCHIVE, {"model.pt": model})
+    pack(tmp_path / "other" / ARCHIVE, {"model.pt": b"1"})
     with pytest.raises(UserError, match="is not what was fetched before: SHA-256"):
-        pretrained.get(MODEL, out=out, origin=str(other))
+        pretrained.get(MODEL, out=out, origin=str(tmp_path / "other"))
     assert (out / "manifest.json").read_bytes() == before
-    assert sorted(path.name for path in out.glob("[!.]*")) == FILES
-    assert (other / ARCHIVE).exists()
+    assert names(out) == FILES
+    assert (tmp_path / "other" / ARCHIVE).exists()
 
 
-@pytest.mark.usefixtures("quick")
+def cut(shelf: Path, size: int) -> bytes:
+    return (shelf / ARCHIVE).read_bytes()[:size]
+
+
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("content", "message"),
     [
         ({"readme": b"hello"}, r"holds 0 checkpoints \(readme\); expected one"),
         ({"a.pt": b"1", "b.pt": b"2"}, r"holds 2 checkpoints \(a.pt, b.pt\); expected one"),
-        ({"../../outside": b"1", "model.pt": b"2"}, "../../outside is under a name that leads out of the folder"),
+        ({"../../outside": b"1", "model.pt": b"2"}, r"'../../outside' would be extracted .*outside the destination"),
+        ({"model.pt": b"1"}, r"the model in the archive cannot be converted: .*not a readable fairseq checkpoint"),
+        (0, r"is damaged or cut short .*; delete the archive, fetch it again"),
+        (3000, r"is damaged or cut short .*; delete the archive, fetch it again"),
+        (None, "there is no .*; --from takes the folder with it, or the folder's address"),
     ],
 )
-def test_archives_of_something_else(tmp_path, files, message):
-    pack(tmp_path / ARCHIVE, files)
+def test_archives_that_are_no_model(shelf, tmp_path, content, message):
+    if isinstance(content, dict):
+        pack(tmp_path / ARCHIVE, content)
+    elif content is not None:
+        (tmp_path / ARCHIVE).write_bytes(cut(shelf, content))
     with pytest.raises(UserError, match=message):
         pretrained.get(MODEL, out=tmp_path / "deep" / "model", origin=str(tmp_path))
-    assert not (tmp_path / "deep" / "model").exists()
-    assert not (tmp_path / "outside").exists()
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == []
-
-
-def bomb(kind: str) -> Iterator[bytes]:
-    """Headers, and the bytes that follow each, of an archive that is small only as it is packed."""
-    member = tarfile.TarInfo("model.pt")
-    member.size = 1 << 21
-    zeros = bytes(member.size)
-    if kind == "large":
-        for n in range(3):
-            member.name = f"{n}.pt"
-            yield from (member.tobuf(), zeros)
-    elif kind == "hard links":
-        yield from (member.tobuf(), zeros)
-        for n in range(3):
-            link = tarfile.TarInfo(f"{n}.pt")
-            link.type, link.linkname = tarfile.LNKTYPE, "./model.pt"
-            yield link.tobuf()
-    elif kind.startswith("sparse"):
-        holes = "" if kind.endswith("without a map") else "0,0"
-        member.size, member.pax_headers = 0, {"GNU.sparse.size": str(10**13), "GNU.sparse.map": holes}
-        yield member.tobuf(tarfile.PAX_FORMAT)
-    elif kind == "packed once more":
-        packed = gzip.compress(bytes(1 << 23))
-        member.name, member.size = "model.pt.gz", len(packed)
-        yield from (member.tobuf(), packed, bytes(-len(packed) % 512))
-    elif kind == "many":
-        for n in range(1001):
-            yield tarfile.TarInfo(str(n)).tobuf()
-    elif kind == "long header":
-        member.type, member.size = tarfile.XHDTYPE, 1 << 30
-        yield from (member.tobuf(), zeros)
-    elif kind in ("negative", "negative header"):
-        member.type = tarfile.GNUTYPE_LONGNAME if kind.endswith("header") else tarfile.REGTYPE
-        header = bytearray(member.tobuf())
-        header[124:136] = (-512).to_bytes(12, "big", signed=True)
-        header[148:156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
-        yield bytes(header)
-    yield bytes(1024)
+    assert names(tmp_path / "deep") == []
+    assert names(tmp_path) == ([] if content is None else ["deep", ARCHIVE])  # nothing else
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("large", " would unpack to 6,291,456 bytes or more, expected at most 5,000,000"),
-        ("hard links", " unpacks to more than 5,000,000 bytes"),
-        ("sparse", " would unpack to 10,000,000,000,000 bytes or more, expected at most 5,000,000"),
-        ("sparse without a map", " is damaged or cut short"),
-        ("packed once more", " unpacks to more than 5,000,000 bytes"),
-        ("many", " holds more than 1,000 files"),
-        ("long header", r" is damaged or cut short \(bad header: it says that 1,073,741,824 bytes follow"),
-        ("negative", r" is damaged or cut short \(bad header: it says that -512 bytes follow"),
-        ("negative header", r" is damaged or cut short \(bad header: it says that -512 bytes follow"),
-    ],
-)
-def test_an_archive_that_would_fill_the_disk_is_refused_before_it_does(tmp_path, monkeypatch, kind, message):
-    monkeypatch.setattr(pretrained, "MOST_BYTES", 5_000_000)
-    with gzip.open(tmp_path / ARCHIVE, "wb") as file:
-        file.writelines(bomb(kind))
-    assert (tmp_path / ARCHIVE).stat().st_size < 20_000
-    with pytest.raises(UserError, match=f"{ARCHIVE}{message}"):
-        pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
-
-
-@pytest.mark.usefixtures("quick")
-def test_links_and_folders_within_an_archive_are_followed(tmp_path, capsys):
+def test_links_within_an_archive_are_followed(tmp_path):
     files: dict[str, bytes | str] = {
         "a/model.pt": b"1",
         "a/bpe/zh.code": b"2",
@@ -211,9 +146,7 @@ def test_links_and_folders_within_an_archive_are_followed(tmp_path, capsys):
         "a/en.code": "../c/link",
         "c/link": "joint",
         "c/joint": b"4",
-        "a/train.log": "/var/log/messages",
         "a/loop": "loop",
-        "a/out": "../../x",
     }
     with tarfile.open(tmp_path / ARCHIVE, "w:gz") as archive:
         for name, content in files.items():
@@ -225,12 +158,8 @@ def test_links_and_folders_within_an_archive_are_followed(tmp_path, capsys):
                 member.type, member.linkname = tarfile.SYMTYPE, content
                 archive.addfile(member)
     pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
-    said = capsys.readouterr().out
     found = {path.name: path.read_bytes() for path in (tmp_path / "model").glob("[!.]*") if path.suffix != ".json"}
     assert found == {"model.pt": b"1", "zh.code": b"2", "en.code": b"4", "link": b"4", "joint": b"4"}
-    for line in ("train.log, a link to /var/log/messages", "loop, a link to a/loop", "out, a link to ../x"):
-        assert f"left out a/{line}, which is no file in it" in said
-    assert "BPE codes of zh: zh.code" in said
 
 
 @pytest.mark.parametrize(
@@ -263,50 +192,17 @@ def test_a_language_s_own_codes_come_first(tmp_path, names, zh, en):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("cut", [0, 20, 3000])
-def test_broken_archives(shelf, tmp_path, cut):
-    (tmp_path / ARCHIVE).write_bytes((shelf / ARCHIVE).read_bytes()[:cut])
-    with pytest.raises(UserError, match=r"is damaged or cut short .*; delete the archive, fetch it again"):
-        pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
-    assert not (tmp_path / "model").exists()
-
-
-def test_a_model_that_cannot_be_converted(tmp_path):
-    pack(tmp_path / ARCHIVE, {"model.pt": b"not a checkpoint"})
-    with pytest.raises(
-        UserError, match=r"the model in the archive cannot be converted: .*not a readable fairseq checkpoint"
-    ):
-        pretrained.get(MODEL, out=tmp_path / "model", origin=str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == [ARCHIVE]
-
-
-def test_missing_files_and_other_folders(site, shelf, tmp_path):
-    with pytest.raises(UserError, match="returned error: 404"):
-        pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=site.url)
-    with pytest.raises(UserError, match=r"there is no .*; --from takes the folder"):
-        pretrained.get(MODELS[OTHER], out=tmp_path / "model", origin=str(shelf))
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1").write_text("x")
-    with pytest.raises(UserError, match="what this project did not write there as it is now: chapter1"):
-        pretrained.get(MODEL, out=tmp_path / "thesis", origin=str(shelf))
-    assert (tmp_path / "thesis" / "chapter1").exists()
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full"), ChildProcessError()])
-def test_interrupted_after_the_download(site, shelf, tmp_path, monkeypatch, fault):
+def test_interrupted_after_the_download(site, tmp_path, monkeypatch, fault):
     def fails(*arguments: object) -> None:
         raise fault
 
     with monkeypatch.context() as patch:
         if isinstance(fault, ChildProcessError):
             patch.setattr(pretrained, "convert", CONVERT)
-            dying = partial(ask_python, "-c", "import os; os.kill(os.getpid(), 9)")
-            patch.setattr(pretrained, "ask_python", dying)
+            patch.setattr(pretrained, "ask_python", partial(ask_python, "-c", "import os; os.kill(os.getpid(), 9)"))
         else:
-            room = SimpleNamespace(free=(shelf / ARCHIVE).stat().st_size)  # for the archive alone
-            patch.setattr("shutil.disk_usage", lambda path: room)
-            patch.setattr(pretrained, "open_own", fails)
+            patch.setattr(pretrained, "unpack", fails)
         with pytest.raises(type(fault)):
             pretrained.get(MODEL, out=tmp_path / "model", origin=site.url)
     assert not (tmp_path / "model").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import provenance
+from scripts.common import outputs, provenance
 from scripts.common.errors import UserError
 from scripts.common.files import count_lines, read_json, read_lines, write_json, write_lines
 from scripts.common.outputs import atomic_folder, lock
@@ -69,12 +69,14 @@ def wait_until_gone(pid: int) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program that its parent was killed outright")
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, how):
+def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, monkeypatch, how):
     parent = command(tmp_path, PARENT)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    with pytest.raises(UserError, match="another run is at work"), lock(tmp_path / "out", patience=0):
-        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(UserError, match="another run is at work"), lock(tmp_path / "out"):
+            pass
     parent.send_signal(how)
     status, _, said = ended(parent)
     assert status != 0
@@ -103,7 +105,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, number):
 def test_nohup_is_heeded():
     code = "import signal; from scripts.common.process import interruptible; interruptible(); signal.raise_signal(1)"
     default = [sys.executable, "-c", f"import signal; signal.signal(1, signal.SIG_DFL); {code}"]
-    assert b"KeyboardInterrupt" in subprocess.run(default, capture_output=True, env=environment()).stderr
+    assert b"interrupted; run the same" in subprocess.run(default, capture_output=True, env=environment()).stderr
     kept = subprocess.run(["nohup", sys.executable, "-c", f"{code}; print('at work')"], stdout=-1, env=environment())
     assert kept.stdout == b"at work\n"
 
@@ -140,7 +142,7 @@ def test_a_process_that_is_asked_and_ends_without_a_word():
         ask_python("-c", "raise ValueError('no')", failed="it fails")
     with pytest.raises(UserError, match=r"^it fails: status 3$"):
         ask_python("-c", "import sys; sys.exit(3)", failed="it fails")
-    with pytest.raises(ChildProcessError, match=r"^it fails: it was killed by SIGKILL; is there too little memory"):
+    with pytest.raises(ChildProcessError, match=r"^it fails: it was killed by SIGKILL$"):
         ask_python("-c", "import os; os.kill(os.getpid(), 9)", failed="it fails")
 
 
@@ -186,27 +188,10 @@ def test_bytes_that_are_no_text_come_as_such(tmp_path):
 
 def test_a_failure_says_what_ended_how_and_where_the_log_is(tmp_path):
     code = "import sys; print('fine'); sys.exit('OSError: No space left on device')"
-    with pytest.raises(
-        UserError, match=rf"^the thing ended with status 1\. Its[\s\S]*\n  OSError[\s\S]*{tmp_path / 'log'}[\s\S]*full"
-    ):
+    with pytest.raises(UserError, match=rf"(?s)^the thing ended with status 1\. Its.*\n  OSError.*{tmp_path / 'log'}$"):
         run_logged([sys.executable, "-c", code], tmp_path / "log", lambda line: None, what="the thing")
     with pytest.raises(UserError, match="killed by SIGKILL"):
         run_logged(["sh", "-c", "kill -9 $$"], tmp_path / "log", lambda line: None, what="the thing")
-
-
-def test_a_refusal_while_reading_ends_the_program(tmp_path):
-    pids: list[int] = []
-
-    def refuse(line: str) -> None:
-        pids.append(int(line))
-        raise UserError("enough")
-
-    code = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
-    started = time.monotonic()
-    with pytest.raises(UserError, match="enough"):
-        run_logged([sys.executable, "-c", code], tmp_path / "log", refuse, what="it")
-    wait_until_gone(pids[0])
-    assert time.monotonic() - started < 50
 
 
 def test_the_current_folder_shadows_nothing(tmp_path):

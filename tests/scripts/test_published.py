@@ -1,25 +1,17 @@
 """The published models: their table, what they must be, and their scores beside the paper's."""
 
-import re
 import shutil
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-import yaml
 
-from data_prep.binarise import binarise
 from data_prep.dataset import load_dataset
-from data_prep.download import download
-from data_prep.prepare import prepare
 from lightconv_plugin import convert
-from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.pipeline.config import load_config
 from scripts.pretrained import (
-    Published,
     check_model,
     configuration,
     each_archive,
@@ -29,7 +21,7 @@ from scripts.pretrained import (
     score,
 )
 from scripts.tables.published import CONFIGS, read_tables
-from tests.scripts.published_server import TEST_LINES, published
+from tests.convert import common
 
 MODELS = read_published()
 JOINED = "dynamicconv.no_glu.wmt16.en-de"
@@ -102,122 +94,34 @@ def test_the_table():
     assert lines[5:] == [f"{JOINED}: tok:none"]
 
 
-def convert_here(source: Path, out: Path) -> str:
-    convert.main([str(source), str(out)])
-    return ""
-
-
-@pytest.fixture
-def in_process(monkeypatch) -> None:
-    """Conversion in this process: fairseq is here already."""
-
-    monkeypatch.setattr(pretrained, "convert", convert_here)
-    monkeypatch.setenv("no_proxy", "*")
-
-
-@pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize(
-    ("name", "how", "message"),
-    [
-        (APART, "model", rf"iwslt14.de-en.lightconv.tar.gz is not the model {APART}: its encoder_conv_type is dynamic"),
-        (APART, "dictionary", rf"dict.en.txt has 31 types .* the decoder of {APART} embeds 32: .* another model's"),
-    ],
-)
-def test_a_wrong_archive_is_refused_by_name(tmp_path, name, how, message):
-    with (
-        published(tmp_path, [name], {name: how}, updates=0) as table,
-        pytest.raises(UserError, match=message),
-    ):
-        pretrained.get(read_published(table)[name], out=tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-LIGHT = "lightconv.glu.wmt17.zh-en"
-
-
 @pytest.fixture(scope="module")
-def light(tmp_path_factory) -> tuple[Published, Path]:
-    """A model with its GLU in the encoder alone, as the paper counts it, and its folder."""
-    folder = tmp_path_factory.mktemp("light")
-    with pytest.MonkeyPatch.context() as patch, published(folder, [LIGHT], updates=0) as table:
-        patch.setenv("no_proxy", "*")
-        patch.setattr(pretrained, "convert", convert_here)
-        pretrained.get(read_published(table)[LIGHT], out=folder / "model")
-        return read_published(table)[LIGHT], folder / "model"
+def converted(tmp_path_factory) -> Path:
+    """A folder as `get` makes it, of a DynamicConv from English to German."""
+    folder = tmp_path_factory.mktemp("converted")
+    words = common.write_dictionaries(folder, shared=False)
+    common.save(folder / "theirs.pt", *common.theirs(words, **common.TINY, **common.DYNAMIC))
+    convert.main([str(folder / "theirs.pt"), str(folder / "model.pt")])
+    return folder
+
+
+def shorten(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
 
 
 @pytest.mark.parametrize(
-    ("named", "glus", "fewer", "paper", "taken"),
+    ("conv_type", "spoil", "message"),
     [
-        (True, (1, 0), 0, None, "in the encoder and 30,728 parameters$"),  # its configuration's
-        (True, (1, 0), 1, None, None),
-        (True, (1, 1), 1, None, "on both sides and 30,727"),  # as the name says
-        (True, (0, 1), 1, 0, "in the decoder and 30,727 parameters; the paper has 0M$"),
-        (True, (0, 0), 1, 2, None),
-        (False, (0, 0), 1, None, "nowhere"),
-        (False, (1, 0), 1, None, None),
+        ("lightweight", Path.touch, rf"is not the model {JOINED}: its encoder_conv_type is dynamic, expected light"),
+        ("dynamic", shorten, rf"dict.de.txt has 27 types .* the decoder of {JOINED} embeds 28: .* another model's"),
+        ("dynamic", Path.unlink, r"joined-dict.dynamicconv.tar.gz holds no dict.de.txt \(dict.en.txt, model.pt, "),
     ],
 )
-def test_glus_are_taken_as_the_file_has_them_if_the_count_is_the_paper_s(
-    light, tmp_path, monkeypatch, capsys, named, glus, fewer, paper, taken
-):
-    """No stand-in has the size of a row of the paper; one of 0M is there where a test says so."""
-    model, folder = light
-    shutil.copytree(folder, tmp_path / "model")
-    state = torch.load(folder / "model.pt", weights_only=True)
-    state["cfg"]["model"] |= {"encoder_glu": bool(glus[0]), "decoder_glu": bool(glus[1])}
-    name = "encoder.layers.0.ffn.fc1.bias"
-    state["model"][name] = state["model"][name][fewer:]
-    torch.save(state, tmp_path / "model" / "model.pt")
-    monkeypatch.setattr(pretrained, "paper_count", lambda config: paper)
-    wrong = f"is not the model {LIGHT}: it has GLUs .* parameters, expected GLUs .* or the 30,728 parameters of"
-    with nullcontext() if taken else pytest.raises(UserError, match=wrong):
-        check_model(replace(model, glu=named), tmp_path / "model")
-    assert re.search(taken or "", capsys.readouterr().out.strip())
-
-
-def test_the_paper_s_count_is_that_of_the_tables():
-    counts = {model.name: pretrained.paper_count(model.config) for model in each_archive(MODELS)}
-    assert [count for count in counts.values() if count] == [195, 200, 202, 213, 285, 296]
-    assert counts[LIGHT] == 285
-
-
-@pytest.mark.usefixtures("in_process")
-def test_dictionaries_of_shared_embeddings_are_the_same(tmp_path):
-    with published(tmp_path, [JOINED], updates=0) as table:
-        model = read_published(table)[JOINED]
-        pretrained.get(model, out=tmp_path / "model")
-    path = tmp_path / "model" / "dict.de.txt"
-    first, second, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([second, first, *rest]))
-    with pytest.raises(UserError, match=f"{JOINED} shares its embeddings, but its two dictionaries differ"):
-        check_model(model, tmp_path / "model")
-    path.unlink()
-    with pytest.raises(
-        UserError, match=r"joined-dict.dynamicconv.tar.gz holds no dict.de.txt \(bpecodes, dict.en.txt, "
-    ):
-        check_model(model, tmp_path / "model")
-
-
-@pytest.mark.usefixtures("in_process")
-def test_a_wrong_test_set_and_a_dictionary_of_other_units_are_refused_by_name(tmp_path):
-    """The test set alone is fetched and prepared; it has the size of the true one and the dictionary's units."""
-    with published(tmp_path, [APART], {APART: "lines"}, updates=0) as table:
-        model = read_published(table)[APART]
-        pretrained.get(model, out=tmp_path / "model")
-        code = tmp_path / "model" / "code"
-        dataset = load_dataset(model.dataset).only_test([code, code])
-        download(dataset, raw=None, out=tmp_path / "raw")
-    with pytest.raises(UserError, match=rf"{TEST_LINES - 1} .*expected {TEST_LINES}"):
-        prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "prepared", workers=1)
-    prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "prepared", workers=1, accept_counts=True)
-    assert sorted(path.name for path in (tmp_path / "prepared").glob("*.??")) == ["test.de", "test.en"]
-    path = tmp_path / "model" / "dict.de.txt"
-    path.write_text("".join(f"other{line}" for line in path.read_text().splitlines(keepends=True)))
-    with pytest.raises(UserError, match=r"dict.de.txt does not know [\d.]+% of the units of the test set in de"):
-        binarise(
-            dataset, prepared=tmp_path / "prepared", out=tmp_path / "bin", workers=1, dictionaries=tmp_path / "model"
-        )
+def test_a_wrong_model_is_refused_by_name(converted, tmp_path, conv_type, spoil: Callable[[Path], object], message):
+    folder = shutil.copytree(converted, tmp_path / "model")
+    check_model(MODELS[JOINED], folder)
+    spoil(folder / "dict.de.txt")
+    with pytest.raises(UserError, match=message):
+        check_model(replace(MODELS[JOINED], conv_type=conv_type), folder)
 
 
 def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd):
@@ -226,15 +130,4 @@ def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd
     with pytest.raises(UserError, match=f"2 of 2 models are not within 0.1 .*: {APART}, {JOINED}; "):
         score(chosen, tmp_path / "work", str(tmp_path))
     said = capfd.readouterr()
-    assert said.out.count("no score: the stage model failed") == 2
-    assert f"the stage model failed: there is no {tmp_path}/iwslt14.de-en.lightconv.tar.gz" in said.out
-
-
-def test_what_the_table_lacks_is_said(tmp_path):
-    content = yaml.safe_load(pretrained.FILE.read_text())
-    del content["test_sets"]["wmt14.en-fr"]
-    (tmp_path / "published.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=r"published.yaml: models and test_sets lack 'wmt14.en-fr'"):
-        read_published(tmp_path / "published.yaml")
-    with pytest.raises(UserError, match="there is no published model nothing; choose one of: lightconv"):
-        pretrained.choose(MODELS, "nothing")
+    assert said.out.count("tar.gz comes by hand alone") == 4  # with what to do, and in the table

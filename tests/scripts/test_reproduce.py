@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from scripts import average
+from scripts.__main__ import commands
 from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
-from scripts.common.process import environment
+from scripts.common.process import environment, python_module
 from scripts.pipeline.config import load_config
 from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint, read_stamp
 from tests.scripts.stand_in import CONFIG, DATASET, ONE_SEED, Place
@@ -46,21 +47,36 @@ def test_what_changes_no_substance_runs_nothing_and_prints_the_row(done):
     assert re.search("all stages are done\n.*model +toy +1,000 +1 +- +1.50 +2.50 ", out, re.DOTALL)
 
 
+def test_a_run_ends_with_something_to_look_at(done, monkeypatch):
+    """Lines from all over the test set, the picture of the losses, and a command that can be pasted."""
+    picture = done.stage_folder("train:1") / "loss.png"
+    picture.touch()
+    monkeypatch.chdir(done.folder)
+    _, out, _ = done.run()
+    *samples, losses, command = out.split("\n\n")[-7:]
+    assert samples[0] == "source      raw/test.en 0\nreference   raw/test.de 0\nhypothesis  hypotheses.detok 0"
+    assert [text.split()[2] for text in samples] == ["0", "2", "4", "6", "8"]
+    assert losses == "losses: work/toy/model/seed1/checkpoints/loss.png"
+    assert command.startswith("translate any text in en, a line each:\n  head -n 3 work/toy/prepared/raw/test.en | ")
+    assert command.endswith(" -m scripts.translate work/toy/model\n")
+    done.config(CONFIG.replace("metric: bleu", "metric: rouge"))
+    monkeypatch.setenv("COLUMNS", "20")
+    assert "source      raw/test\nref" in done.run()[1]
+    done.config(LONGER)
+    assert done.run("--to", "train")[1].endswith(f"\n\n{losses}\n")
+
+
 def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_runs(done):
     record = done.record()
     assert (record["model"], record["dataset"], record["best_seed"]) == ("model", "toy", 1)
     assert record["config"]["train"] == {"arch": "a", "max-update": 5}
-    assert record["seeds"]["1"]["test"]["bleu"] == 1.5
     assert record["summary"] == {
         "valid": {},
         "test": {key: {"mean": n, "std": None, "n": 1, "best": n} for key, n in (("bleu", 1.5), ("sacrebleu", 2.5))},
     }
     assert (record["parameters"], record["git"]) == (1000, None)
-    assert record["versions"]["python"].startswith("3.")
-    assert record["versions"]["torch"]
-    assert record["machine"]["cores"] >= 1
+    assert record["versions"].keys() >= {"python", "torch"}
     assert list(record["stages"]) == [*ONE_SEED, "select"]
-    assert all(stage["seconds"] >= 0 for stage in record["stages"].values())
     path = done.folder / "work" / "toy" / "model" / "record.json"
     write_json(path, record | {"machine": "another"})
     done.run()
@@ -103,7 +119,8 @@ def test_what_a_user_has_edited_is_refused_by_name(done):
     done.dataset(DATASET + "steps: [save_raw]\n")
     status, _, err = done.run()
     assert (status, done.ran()) == (1, [])
-    assert "prepared would be replaced, and holds what this project did not write there as it is now: half" in err
+    assert "prepared would be replaced, and holds what this project did not write there" in err
+    assert "as it is now: prepared/half; move" in err
 
 
 def test_the_configuration_is_checked_before_anything_runs_unless_training_does_it_itself(done):
@@ -115,24 +132,24 @@ def test_the_configuration_is_checked_before_anything_runs_unless_training_does_
     assert done.ran() == ["train:1", "average:1", "generate:1", "score:1"]
     assert done.checked == []
     done.dataset(DATASET + "steps: [save_raw]\n")
-    status, out, err = done.run("--devices", "3", fail="check")
-    assert (status, done.ran(), done.checked) == (1, [], [["--devices=3"]])
+    status, out, err = done.run(fail="check")
+    assert (status, done.ran(), done.checked) == (1, [], [[]])
     assert "== check: every setting" in out
     assert err == "error: a setting cannot be\n"
 
 
 def test_raw_files_count_by_their_content(done):
-    raw = done.folder / "given"
-    raw.mkdir()
+    (raw := done.folder / "given").mkdir()
+    given = ["--raw", str(raw), "--to", "binarise"]
     for text, options, ran in (
-        ("a", ["--raw", str(raw), "--to", "binarise"], ONE_SEED[:3]),
-        ("a", ["--raw", str(raw), "--to", "binarise"], []),
-        ("a", ["--to", "binarise"], []),
-        ("b", ["--raw", str(raw), "--to", "prepare"], ONE_SEED[:2]),
+        ("a", given, 3),
+        ("a", given, 0),
+        ("a", given[2:], 0),
+        ("b", [*given[:3], "prepare"], 2),
     ):
         (raw / "text").write_text(text)
         assert done.run(*options)[0] == 0
-        assert done.ran() == ran
+        assert done.ran() == ONE_SEED[:ran]
     status, _, err = done.run("--raw", str(done.folder / "nowhere"))
     assert (status, "give --raw the folder" in err) == (1, True)
 
@@ -151,9 +168,8 @@ def test_a_stage_that_fails_leaves_the_earlier_ones_and_is_not_done(done):
     ("prefix", "error", "said"),
     [
         ((), UserError("it broke"), "it broke"),
-        ((), OSError(28, "No space left on device", "a/b"), "No space left on device: cannot write a/b; .*"),
-        (("sh", "-c", "exit 3"), None, "it ended with status 3"),
-        (("sh", "-c", "kill -9 $$"), None, "it was killed by signal 9"),
+        (("sh", "-c", "exit 3"), None, "sh ended with status 3"),
+        (("sh", "-c", "kill -9 $$"), None, "sh ended with status -9"),
     ],
 )
 def test_how_a_stage_failed_is_said_and_reaches_no_other(tmp_path, monkeypatch, prefix, error, said):
@@ -214,8 +230,8 @@ def test_several_seeds_are_validated_and_the_best_is_chosen(done):
     assert status == 0, err
     assert done.ran() == ["train:2", "tune:2", "generate:2", "score:2:valid", "score:2"]
     assert "note: select must wait for the seeds 1, 3" in out
-    assert list(done.record()["seeds"]) == ["2"]  # what seed 1 once gave was of another configuration
-    assert done.record()["best_seed"] == 2
+    assert {seed: bool(facts["test"]) for seed, facts in done.record()["seeds"].items()} == {"1": False, "2": True}
+    assert done.record()["best_seed"] == 2  # what seed 1 once gave was of another configuration
     assert done.run("--from", "select")[0] != 0
     status, out, err = done.run()
     assert status == 0, err
@@ -274,8 +290,7 @@ def test_a_seed_that_diverges_keeps_no_other_from_its_scores(done):
 
 
 def test_dry_run_shows_what_would_run_and_runs_nothing(done):
-    status, out, _ = done.run("--dry-run")
-    assert status == 0
+    _, out, _ = done.run("--dry-run")
     assert all(re.match("# .* done +/", line) for line in out.splitlines())
     done.config(CONFIG.replace("last: 2", "last: 3"))
     status, out, _ = done.run("--dry-run")
@@ -284,8 +299,7 @@ def test_dry_run_shows_what_would_run_and_runs_nothing(done):
     assert states == [
         ["# train (seed 1)", "done"],
         ["# average (seed 1)", "to do: its settings or inputs have changed"],
-        ["# generate (seed 1)", "to do: a stage before it will run"],
-        ["# score (seed 1)", "to do: a stage before it will run"],
+        *([f"# {name} (seed 1)", "to do: a stage before it will run"] for name in ("generate", "score")),
     ]
     assert re.findall(r"^# (\w+) \(seed 1\)$", out, re.M) == ["average", "generate", "score"]
     assert "--last 3 --by update" in out
@@ -312,20 +326,17 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--from", "trian"], "unknown stage `trian`; the stages are download, prepare, binarise, train"),
+        (["--from", "trian"], "argument --from: invalid choice: 'trian' (choose from"),
         (["--from", "score", "--to", "train"], "--from score comes after --to train"),
         (["--from", "train", "--raw", "/"], "--raw is for the stage download"),
-        (
-            ["--from", "tune", "--to", "tune"],
-            "has no stage tune; its stages are download, prepare, binarise, train, av",
-        ),
+        (["--from", "tune", "--to", "tune"], "has no stage tune; its stages are download, prepare, binarise, train"),
         (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
         (["--dry-run", "--print"], "not allowed with"),
         (["--dataset", "a/b.yaml"], "--dataset is a/b.yaml, expected a name"),
         (["--dataset", "toys"], "no dataset 'toys'"),
         (["--devices", "0"], "argument --devices: got '0', expected a whole number above 0"),
         (["--nodes", "0", "--launch", "srun"], "argument --nodes: got '0', expected a whole number above 0"),
-        (["--launch", 'a "b'], "expected a command as a shell takes it (No closing quotation)"),
+        (["--launch", 'a "b'], "argument --launch: invalid"),
         (["--untrained"], "has no section `speed`, which is all that --untrained measures"),
     ],
 )
@@ -361,8 +372,7 @@ def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(done):
     for before in (lambda: None, lambda: shutil.copytree(work / "model", work / "other")):
         before()
         assert done.run()[0] == 0
-        assert done.ran() == ["speed"]
-        assert done.record()["speed"] == {"ratio": 2.0}
+        assert (done.ran(), done.record()["speed"]) == (["speed"], {"ratio": 2.0})
 
 
 def test_the_speed_of_random_weights_needs_no_training(done):
@@ -370,19 +380,27 @@ def test_the_speed_of_random_weights_needs_no_training(done):
     status, _, err = done.run("--untrained")
     assert (status, "holds a trained model; leave --untrained out" in err) == (1, True)
     shutil.rmtree(done.folder / "work" / "toy" / "model")
-    status, out, err = done.run("--untrained")
-    assert status == 0, err
-    assert done.ran() == ["speed"]  # the data are there
+    for ran in (["speed"], []):  # the data are there
+        status, out, err = done.run("--untrained")
+        assert (status, done.ran(), "2.00" in out) == (0, ran, True), err
     assert (done.record()["speed"], done.record()["seeds"]) == ({"ratio": 2.0}, {})
-    assert "2.00" in out
-    assert done.run("--untrained")[0] == 0
-    assert done.ran() == []
     assert done.run()[0] == 0
     assert done.ran() == [*ONE_SEED[3:], "speed"]  # now of the trained model
 
 
-def test_it_imports_nothing_heavy():
-    code = "import scripts.reproduce.__main__, sys; print(*sys.modules)"
+@pytest.mark.parametrize("module", ["scripts.reproduce.__main__", "scripts.own_text", "scripts.__main__"])
+def test_it_imports_nothing_heavy(module):
+    code = f"import {module} as it, sys; print(*getattr(it, 'commands', list)(), *sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert "scripts.reproduce.run" in done.stdout.split()
+    assert module in done.stdout.split()
     assert not {"torch", "numpy", "fairseq", "matplotlib", "sacrebleu"} & set(done.stdout.split())
+
+
+def test_all_commands_are_listed_with_a_line_each():
+    found = dict(commands())
+    assert {"python -m data_prep", "python -m scripts.train", "python -m lightconv_plugin.info"} <= found.keys()
+    assert all(about.endswith((".", ",", ":")) for about in found.values())
+    for words in ([], ["trian"]):
+        done = subprocess.run([*python_module("scripts"), *words], env=environment(), capture_output=True, text=True)
+        assert done.returncode == len(words)
+        assert "python -m scripts.train  " in (done.stderr if words else done.stdout)

@@ -8,7 +8,6 @@ import torch
 
 from scripts import train
 from scripts.common.errors import UserError
-from scripts.common.files import write_json
 from scripts.common.outputs import claim, lock
 from scripts.fairseq_io import checkpoints, devices, precision
 from scripts.fairseq_io.inputs import user_dir
@@ -35,10 +34,8 @@ for update in range(start + 1, int(os.environ.get("END_AT", 4)) + 1):
     print("t t | INFO | train_inner | " + json.dumps(values | {"num_updates": str(update), "wall": "1"}))
     shutil.copyfile(ready[update], out / f"checkpoint_1_{update}.pt")
     shutil.copyfile(ready[update], last)
-print(os.environ.get("LAST", ""))
 """
 TOLD = "t t | WARNING | x | "
-EPOCH = json.dumps({"epoch": 3, "train_loss": "2.5", "train_num_updates": "4"})
 
 
 class Place:
@@ -59,13 +56,13 @@ class Place:
             for name, value in environment.items():
                 patch.setenv(name, value)
             train.main([str(self.folder / "model.yaml"), *folders, *flags])
-        return self.capsys.readouterr().out
+        return "".join(self.capsys.readouterr())
 
     def fail(self, match: str, *flags: str, **environment: str) -> str:
         with pytest.raises(UserError, match=match):
             self.train(*flags, **environment)
         assert not (self.out / "train.json").exists()
-        return self.capsys.readouterr().out
+        return "".join(self.capsys.readouterr())
 
     @property
     def log(self) -> str:
@@ -82,6 +79,13 @@ class Place:
         return [self.count(f'"num_updates": "{n}"') for n in (1, 2, 3, 4)] == [1, 1, 1, 1]
 
 
+def checkpoint(batches: int, devices: int = 1, max_tokens: int | None = None) -> dict:
+    """What a checkpoint says of its place in the text, after so many batches of an epoch on so many devices."""
+    place = {"epoch": 3, "iterations_in_epoch": batches}
+    cfg = {"distributed_training": {"distributed_world_size": devices}, "dataset": {"max_tokens": max_tokens}}
+    return {"model": {"w": torch.ones(1)}, "cfg": cfg, "extra_state": {"train_iterator": place}}
+
+
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory) -> Path:
     """A folder of Python modules with the stand-in for fairseq-train."""
@@ -90,8 +94,7 @@ def ready(tmp_path_factory) -> Path:
     (package / "__init__.py").touch()
     (package / "train.py").write_text(FAKE)
     for update in range(5):
-        history = [{"num_updates": update}]
-        torch.save({"model": {"w": torch.ones(1)}, "optimizer_history": history}, package / f"{update}.pt")
+        torch.save(checkpoint(update), package / f"{update}.pt")
     return package.parent
 
 
@@ -115,7 +118,9 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     place.fail("(?s)fairseq-train ended with status 1.*broken", BREAK_AT="3")
     last = place.out / "checkpoint_last.pt"
     last.write_bytes(last.read_bytes()[:100])  # as a kill during fairseq's copy leaves it
-    place.fail(r"cannot go on from .*cut short.* whole checkpoint is checkpoint_1_2.pt \(2 updates\)")
+    place.fail(r"checkpoint_last\.pt: not a readable .*cut short.* To go on: cp \S+checkpoint_1_2\.pt \S+_last\.pt")
+    last.unlink()  # fairseq would start anew over the others
+    place.fail(r"checkpoint_last\.pt: .*No such file.* To go on: cp \S+ \S+, or move \S+ away to train from the begin")
     shutil.copy(place.out / "checkpoint_1_2.pt", last)
     said = place.train()
     assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in said
@@ -199,28 +204,8 @@ def test_a_diverging_training_is_stopped(place, environment, said, update):
         assert not (place.out / "diverged.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "environment", "updates"),
-    [
-        ({}, {}, None),
-        ({"patience": 2}, {"LAST": "early stop since valid performance hasn't improved for last 2 runs"}, 2),
-        ({"stop_min_lr": 0.1}, {"LAST": "stopping training because current learning rate (0.0) is smaller than"}, 2),
-        (
-            {"stop_time_hours": 1},
-            {"LAST": "Stopping due to cumulative_training_time: 1.1 > stop_time_hours: 1 h"},
-            2,
-        ),
-        ({"max_epoch": 3}, {"LAST": f"t t | INFO | train | {EPOCH}"}, 4),
-    ],
-)
-def test_a_training_that_ends_early_says_why_or_is_refused(place, settings, environment, updates):
-    place.config(CONFIG.replace("4", "40"), **settings)
-    environment = {name: text if "INFO" in text else f"t t | INFO | x | {text}" for name, text in environment.items()}
-    if updates is None:
-        place.fail(r"ended at 2 of train\.max-update 40 without saying why .* goes on from there", END_AT="2")
-    else:
-        place.train(END_AT="2", **environment)
-        assert place.facts["updates"] == updates
+def test_a_training_that_ends_without_an_update_is_refused(place):
+    place.fail(r"ended without an update or without a checkpoint; see .*train\.log", END_AT="0")
 
 
 def test_what_concerns_a_person_is_shown_once(place):
@@ -290,42 +275,22 @@ def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatc
     assert place.facts["precision"] == "fp32"
 
 
-class Position:
-    """The place in the text of a checkpoint, after so many batches of an epoch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.last = folder, folder / "checkpoint_last.pt"
-        claim(folder, "checkpoint*.pt")
-
-    def save(self, batches: int) -> None:
-        state = {"epoch": 3, "iterations_in_epoch": batches}
-        torch.save({"model": {"w": torch.ones(1)}, "extra_state": {"train_iterator": state}}, self.last)
-
-    def move(self, devices: int, *tokens: object) -> tuple[str | None, int]:
-        said = checkpoints.move_position(self.folder, devices, *tokens)  # type: ignore[arg-type]
-        place = checkpoints.load(self.last)["extra_state"]["train_iterator"]
-        assert place["epoch"] == 3
-        return said, place["iterations_in_epoch"]
-
-
-def test_the_place_in_the_text_moves_with_the_number_of_devices(tmp_path):
-    position, of_devices = Position(tmp_path), tmp_path / checkpoints.DEVICES
-    assert checkpoints.move_position(tmp_path, 2) is None  # nothing yet, but noted
-    position.save(30)
-    assert position.move(2) == (None, 30)
-    assert position.move(6) == ("going on with 6 processes in place of 2, as far into the epoch", 10)
-    write_json(of_devices, {"devices": 2})  # as a kill between the two writes leaves it
-    assert position.move(6)[1] == 10
-    assert position.move(1)[1] == 60
-
-
-def test_the_place_in_the_text_moves_with_the_tokens_of_a_step(tmp_path):
-    position = Position(tmp_path)
-    checkpoints.move_position(tmp_path, 1, lambda count: 4000)
-    position.save(30)
-    assert position.move(2, lambda count: 4000) == (None, 30)  # each of two reads half as much
-    said = "going on with 2,000 tokens in a step of all processes, as far into the epoch"
-    assert position.move(2, lambda count: 2000) == (said, 60)
-    write_json(tmp_path / checkpoints.DEVICES, {"devices": 1})  # of an earlier version
-    position.save(320)
-    assert position.move(16, {1: 4096, 16: 32_768}.__getitem__)[1] == 40
+@pytest.mark.parametrize(
+    ("began", "goes_on", "batches"),
+    [
+        ((2, 4000), (2, 4000), 30),
+        ((2, 4000), (6, 4000), 10),
+        ((6, None), (2, None), 90),  # by sentences
+        ((2, 2000), (1, 4000), 30),  # which reads twice as much
+        ((1, 4096), (16, 2048), 3),
+    ],
+)
+def test_the_place_in_the_text_moves_with_what_a_step_takes(tmp_path, began, goes_on, batches):
+    assert checkpoints.go_on(tmp_path, *goes_on) is None  # there is nothing yet
+    claim(tmp_path, "checkpoint*.pt")
+    torch.save(checkpoint(30, *began), tmp_path / "checkpoint_last.pt")
+    said = checkpoints.go_on(tmp_path, *goes_on)
+    place = checkpoints.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]
+    assert place == {"epoch": 3, "iterations_in_epoch": batches}
+    assert said == (None if batches == 30 else said)
+    assert checkpoints.go_on(tmp_path, *goes_on) is None  # once

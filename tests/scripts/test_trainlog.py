@@ -43,12 +43,10 @@ def test_the_facts_of_a_resumed_run():
     assert read_log([]).seconds is None
 
 
-def test_the_summary_of_a_training(tmp_path):
+def test_the_summary_of_a_training():
     """Its speed is a median: the first updates, and those beside other work, are slower."""
     lines = [inner(10 * n, 9 - n).replace('"wps": "100"', f'"wps": "{wps}"') for n, wps in enumerate([1, 90, 100, 110])]
-    (tmp_path / train.LOG).write_text("\n".join([*lines, valid(10, 7.5), valid(20, 6.5), valid(30, 7.0)]))
-    (tmp_path / "checkpoint_last.pt").touch()
-    facts = train.summary(tmp_path, {"max-update": 30})
+    facts = train.summary(read_log([*lines, valid(10, 7.5), valid(20, 6.5), valid(30, 7.0)]))
     assert (facts["updates"], facts["tokens_per_second"], facts["train_loss"]) == (30, 95, 6.0)
     assert (facts["valid_loss"], facts["best_valid_loss"]) == (7.0, 6.5)
 

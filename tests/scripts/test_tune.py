@@ -9,7 +9,7 @@ import torch
 
 from scripts import score, tune
 from scripts.fairseq_io.commands import evaluate_command, generation_settings
-from scripts.pipeline.config import Config, build_config, merge
+from scripts.pipeline.config import Config, load_config, merge
 from scripts.reproduce.run import build_run
 from tests.scripts.test_average import save
 
@@ -106,10 +106,12 @@ def test_a_setting_is_an_input_of_the_stages_that_it_changes(change, again, tmp_
     content |= {"tune": {"lenpen": [0.5, 1.0]}, "average": {"by": "update", "last": 1}, "score": {"metric": "bleu"}}
     content |= {"batch": {"tokens": 100, "max-tokens": 50}, "generate": {"beam": 5}}
     content |= {"speed": {"beam": 1, "batch-size": 1, "runs": 1, "subset": "test"}}
-    known, changed = (
-        build_run(build_config(tmp_path / "m.yaml", each), tmp_path).stages
-        for each in (content, merge(content, change))
-    )
+
+    def stages(settings: dict) -> dict:
+        (tmp_path / "m.yaml").write_text(json.dumps(settings))
+        return build_run(load_config(tmp_path / "m.yaml"), tmp_path).stages
+
+    known, changed = stages(content), stages(merge(content, change))
     assert [key for key in known if known[key].inputs != changed[key].inputs] == again
     (generate,) = known["generate:1"].commands
     tuned = tmp_path / "debian_en_de" / "m" / "seed1" / "tuned" / "tune.json"

@@ -1,4 +1,4 @@
-"""The stepwise length penalty: our search and fairseq's with it, against all sequences and against its definition."""
+"""The stepwise length penalty: searches with it against all sequences, and against its definition."""
 
 import itertools
 import math
@@ -29,13 +29,11 @@ def few_words(seed):
     return built
 
 
-def find(path, built, batch, prefix=None, **options):
+def find(path, built, batch, **options):
     """The hypotheses of one of PATHS."""
     with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": path} if path in ("native", "reference") else {}):
         search = generator([built], **{"min_len": 0, **options})
-        if path == "fairseq's search":
-            search._refused = "this test"
-        return (searches.captured if path == "captured" else searches.in_steps)(search, batch, prefix)
+        return (searches.captured if path == "captured" else searches.in_steps)(search, batch)
 
 
 class Definition:
@@ -100,7 +98,7 @@ def assert_found(hypotheses, expected):
     assert_close(torch.stack([one["score"] for one in hypotheses]), torch.tensor([score for score, _ in expected]))
 
 
-PATHS = ["native", "reference", "fairseq's search", "captured"]
+PATHS = ["native", "reference", "captured"]
 SIZES = {
     "seed": st.integers(0, 500),
     "lengths": st.lists(st.integers(1, 5), min_size=1, max_size=4),
@@ -132,21 +130,6 @@ def test_beams_of_any_size_are_those_of_the_definition(path, seed, lengths, alph
         assert_found(hypotheses, definition.search(beam, min_len, max_len))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(
-    **SIZES,
-    prefix=st.lists(st.integers(0, 3), min_size=4, max_size=4),
-    ends=st.booleans(),
-    ngram=st.sampled_from([0, 2]),
-)
-def test_searches_behind_a_prefix_agree(seed, lengths, alpha, min_len, prefix, ends, ngram):
-    batch, given = sample(lengths, TYPES, seed), searches.prefixes(prefix[: len(lengths)], ends, TYPES, seed)
-    options = {"alpha": alpha, "min_len": min_len, "max_len_b": 6, "no_repeat_ngram_size": ngram}
-    found, *others = (find(path, model(DYNAMIC, seed, TYPES), batch, given, **options) for path in PATHS[1:])
-    for other in others:
-        assert_same(other, found)
-
-
 def test_the_penalty_changes_what_is_found():
     def best_words(alpha):
         found = find("native", few_words(7), sample([5, 3, 4, 2], TYPES), alpha=alpha, beam=2, max_len_b=12)
@@ -168,8 +151,7 @@ def test_two_models_of_the_same_weights_are_as_one():
     [
         ({"lenpen": 0.5}, "is a length penalty by itself; take --lenpen 0.5 away"),
         ({"unnormalized": True}, "is a length penalty by itself; take --unnormalized away"),
-        ({"diverse_beam_groups": 2}, "is for plain beam search, got DiverseBeamSearch"),
-        ({"match_source_len": True}, "is for plain beam search, got LengthConstrainedBeamSearch"),
+        ({"diverse_beam_groups": 2}, "is for pla_translation's own search, which does not take DiverseBeamSearch"),
         ({"print_alignment": "soft"}, "is for pla_translation's own generator; take --print-alignment away"),
         ({"alpha": -0.5}, "is -0.5, expected a number from 0 on"),
         ({"alpha": math.nan}, "is nan, expected a number from 0 on"),
@@ -178,3 +160,8 @@ def test_two_models_of_the_same_weights_are_as_one():
 def test_what_it_cannot_go_with_is_refused(options, named):
     with pytest.raises(ValueError, match=re.escape(f"--stepwise-length-penalty {named}")):
         generator([model(DYNAMIC)], **{"alpha": 1.0, **options})
+
+
+def test_what_only_a_batch_tells_is_refused_too():
+    with pytest.raises(ValueError, match="own search, which does not take a prefix"):
+        generator([model(DYNAMIC)], alpha=1.0).generate([], sample([4]), prefix_tokens=torch.tensor([[5]]))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightconv_plugin.tasks.translation import FastDictionary, FastTranslationTask
+from lightconv_plugin.tasks.translation import FastTranslationTask
 from tests.models import common
 from tests.waits import waits
 
@@ -37,22 +37,6 @@ def test_texts_of_tokens(tokens, rows, options):
     tensor = torch.tensor(tokens, dtype=torch.long)
     for each in (tokens, tensor) if rows is None else (tensor.expand(rows, -1),):
         assert ours.string(each, **options) == theirs.string(each, **options)
-
-
-@given(
-    words=st.lists(st.sampled_from(["w1", "w2", "other", "<unk>"]), max_size=6),
-    options=st.fixed_dictionaries(
-        {}, optional={name: st.booleans() for name in ("add_if_not_exist", "append_eos", "reverse_order")}
-    ),
-)
-def test_tokens_of_a_line(words, options):
-    results = []
-    for dictionary in dictionaries():
-        seen: list = []
-        found = dictionary.encode_line(" ".join(words), consumer=lambda *pair, seen=seen: seen.append(pair), **options)
-        results.append((found.dtype, found.tolist(), seen, dictionary.symbols, dictionary.count))
-    assert results[0] == results[1]
-    assert type(dictionary) is FastDictionary
 
 
 def test_a_text_waits_for_the_device_once():

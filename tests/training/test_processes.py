@@ -30,7 +30,8 @@ def work(rank: int, folder: str, device: torch.device) -> None:
 
 def compare_with_one(folder: Path, device: torch.device) -> None:
     """Train with two processes, and by fairseq's own updates with one, of two batches each."""
-    multiprocessing.spawn(work, (str(folder), device), nprocs=2)
+    start = "spawn" if device.type == "cuda" else "fork"  # CUDA takes no forks
+    multiprocessing.start_processes(work, (str(folder), device), nprocs=2, start_method=start)
     alone = train(begin(False, device), batches(12), update_freq=2)
     want = [{name: logged[name] for name in NAMES} for logged in alone.logged]
     for rank in (0, 1):
@@ -42,6 +43,5 @@ def compare_with_one(folder: Path, device: torch.device) -> None:
         torch.testing.assert_close(got, parameters(alone.trainer), rtol=0, atol=1e-4)
 
 
-@pytest.mark.usefixtures("forks")
 def test_two_processes_are_one_that_accumulates(tmp_path):
     compare_with_one(tmp_path, torch.device("cpu"))

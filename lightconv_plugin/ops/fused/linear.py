@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lightconv_plugin.ops import backend, library
-from lightconv_plugin.ops.autograd import apply, recorded
+from lightconv_plugin.ops.autograd import gradients_of, recorded
 from lightconv_plugin.ops.backend import takes
 
 logger = logging.getLogger(__name__)
@@ -40,32 +40,16 @@ def linear(
     if relu:
         elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
         if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
-            return _relu_linear(x, weight, bias)
+            rows = torch._addmm_activation(bias, x.reshape(-1, weight.shape[1]), weight.t())
+            return rows.view(*x.shape[:-1], len(weight))
         return F.relu(linear(x, weight, bias, packed))
     if packed is None and takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
-        if recorded(*(t for t in (x, weight, bias) if t is not None)):
-            return apply(_Bf16Linear, x, weight, bias)
+        if recorded(x, weight, bias):
+            return _Bf16Linear.apply(x, weight, bias)
         return torch.ops.lightconv.bf16_linear(x, weight, bias, packed)
     return F.linear(x, weight, bias)
-
-
-def _relu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return torch._addmm_activation(bias, _matrix(x), weight.t()).view(*x.shape[:-1], len(weight))
-
-
-def _gradients_of_linear(
-    grad: Tensor, x: Tensor, weight: Tensor, need: tuple[bool, ...]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients by PyTorch's products."""
-    rows = _matrix(grad)
-    of_bias = rows.sum(dim=0) if need[2] else None
-    return (rows @ weight).view_as(x) if need[0] else None, rows.T @ _matrix(x) if need[1] else None, of_bias
-
-
-def _matrix(x: Tensor) -> Tensor:
-    return x.flatten(0, -2) if x.ndim > 1 else x.unsqueeze(0)
 
 
 class _Bf16Linear(Function):
@@ -73,21 +57,20 @@ class _Bf16Linear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, bias)
         return torch.ops.lightconv.bf16_linear(x, weight, bias, None)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
+        x, weight, bias = ctx.saved_tensors
+        need_x, need_weight, need_bias = need = ctx.needs_input_grad
         if recorded(grad, x, weight):
-            return _gradients_of_linear(grad, x, weight, ctx.needs_input_grad)
+            return tuple(gradients_of(F.linear, (x, weight, bias), need, grad))
         together = need_weight and need_bias
-        of_x, of_weight, of_bias = torch.ops.lightconv.bf16_linear_backward(
-            grad, x, weight, need_x, need_weight, together
-        )
+        operator = torch.ops.lightconv.bf16_linear_backward
+        of_x, of_weight, of_bias = operator(grad, x, weight, need_x, need_weight, together)
         if need_bias and not together:
-            of_bias = _matrix(grad).sum(dim=0)
+            of_bias = grad.sum_to_size(bias.shape)
         return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
 
 

@@ -83,47 +83,31 @@ Tensor forward(const Tensor& x, const Tensor& weight, int64_t padding_l, bool so
   return out;
 }
 
-// The gradients of x and weight; one that is not needed has no elements, and none is made of it.
+// The gradients of x, weight and state; one that is not needed has no elements, and none is made of it.
 template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
-std::tuple<Tensor, Tensor> backward_of(const Operands& given, const Tensor& grad_any, bool need_x, bool need_weight) {
-  const Tensor &x = given.x, &weight = given.weight, none = torch::stable::new_empty(x, {0});
-  const Tensor grad = in_order(grad_any, given.batch_first);
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
+                                            int64_t padding_l, bool softmax, double dropconnect,
+                                            std::optional<Tensor> seed, bool need_x, bool need_weight, bool need_state,
+                                            std::optional<Tensor> offsets, std::optional<Tensor> state) {
+  Operands given(x_any, weight_any, padding_l, softmax, dropconnect, seed, offsets, state);
+  STD_TORCH_CHECK(!need_state || state.has_value(), "lightconv: there is no state to have a gradient");
+  const Tensor &x = given.x, &weight = given.weight, grad = in_order(grad_any, given.batch_first);
   STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == given.T && grad.size(1) == given.B && grad.size(2) == given.C &&
                       grad.scalar_type() == x.scalar_type(),
                   "lightconv: the gradient has another shape or type than x");
   // LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where a normalisation's derivative
   // follows, in which its large parts cancel
   const bool wide = !given.dynamic && !given.softmax && x.scalar_type() != ScalarType::Double;
-  const ScalarType type = wide ? ScalarType::Float : x.scalar_type();
-  Tensor grad_x = need_x ? empty_in_order(x, given.batch_first, x.scalar_type()) : none;
-  Tensor grad_weight = !need_weight    ? none
-                       : x.numel() > 0 ? empty_in_order(weight, given.batch_first, type)
-                                       : torch::stable::new_zeros(weight, weight.sizes(), type);
-  if (x.numel() > 0 && (need_x || need_weight || given.grad_state != nullptr))
-    Run(given, grad, need_x ? grad_x.mutable_data_ptr() : nullptr, need_weight ? grad_weight.mutable_data_ptr() : nullptr);
-  return {grad_x, grad_weight};
-}
-
-template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
-std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t padding_l,
-                                    bool softmax, double dropconnect, std::optional<Tensor> seed, bool need_x,
-                                    bool need_weight, std::optional<Tensor> offsets) {
-  const Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets, std::nullopt);
-  return backward_of<Run>(given, grad, need_x, need_weight);
-}
-
-// And of the state.
-template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
-std::tuple<Tensor, Tensor, Tensor> behind_state_backward(
-    const Tensor& grad, const Tensor& x, const Tensor& weight, int64_t padding_l, bool softmax, double dropconnect,
-    std::optional<Tensor> seed, bool need_x, bool need_weight, bool need_state, std::optional<Tensor> offsets,
-    const Tensor& state) {
-  Operands given(x, weight, padding_l, softmax, dropconnect, seed, offsets, state);
-  Tensor grad_state = !need_state      ? torch::stable::new_empty(x, {0})
-                      : x.numel() > 0 ? empty_in_order(state, given.state_batch_first, x.scalar_type())
-                                      : torch::stable::new_zeros(state, state.sizes());
+  const auto room = [&](bool need, const Tensor& like, bool batch_first, ScalarType type) {
+    if (!need) return torch::stable::new_empty(x, {0});
+    return x.numel() > 0 ? empty_in_order(like, batch_first, type) : torch::stable::new_zeros(like, like.sizes(), type);
+  };
+  Tensor grad_x = room(need_x, x, given.batch_first, x.scalar_type());
+  Tensor grad_weight = room(need_weight, weight, given.batch_first, wide ? ScalarType::Float : x.scalar_type());
+  Tensor grad_state = room(need_state, need_state ? *state : x, given.state_batch_first, x.scalar_type());
   if (need_state) given.grad_state = grad_state.mutable_data_ptr();
-  const auto [grad_x, grad_weight] = backward_of<Run>(given, grad, need_x, need_weight);
+  if (x.numel() > 0 && (need_x || need_weight || need_state))
+    Run(given, grad, need_x ? grad_x.mutable_data_ptr() : nullptr, need_weight ? grad_weight.mutable_data_ptr() : nullptr);
   return {grad_x, grad_weight, grad_state};
 }
 

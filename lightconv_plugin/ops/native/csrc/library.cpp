@@ -7,18 +7,14 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "Tensor? offsets=None, Tensor? state=None) -> Tensor",
            "dynamic_conv(Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, Tensor? seed, "
            "Tensor? offsets=None, Tensor? state=None) -> Tensor",
-           "light_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
-           "Tensor? seed, bool need_x, bool need_weight, Tensor? offsets=None) -> (Tensor, Tensor)",
-           "dynamic_conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
-           "Tensor? seed, bool need_x, bool need_weight, Tensor? offsets=None) -> (Tensor, Tensor)",
-           "behind_state_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
-           "Tensor? seed, bool need_x, bool need_weight, bool need_state, Tensor? offsets, Tensor state) "
+           "conv_backward(Tensor grad, Tensor x, Tensor weight, int padding_l, bool softmax, float dropconnect, "
+           "Tensor? seed, bool need_x, bool need_weight, bool need_state, Tensor? offsets, Tensor? state) "
            "-> (Tensor, Tensor, Tensor)",
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",
            "cuda_configure(str sources, str nvrtc, str cache, str fingerprint) -> ()",
-           "cuda_gather(bool begin) -> str",
+           "cuda_gather(bool begin) -> int",
 
            // fused operators, beside the paper's: cpu/fused, cuda/fused
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",
@@ -27,10 +23,10 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "smoothed_nll(Tensor logits, Tensor target, int ignore) -> (Tensor, Tensor)",
            "smoothed_nll_backward(Tensor grad, Tensor logits, Tensor target, Tensor log_sums, float nll_share, "
            "float all_share, int ignore) -> Tensor",
-           "residual_norm(Tensor x, Tensor y, Tensor weight, Tensor bias, float p, Tensor? seed, float eps, "
-           "Tensor? y_bias=None) -> (Tensor, Tensor, Tensor)",
-           "residual_norm_backward(Tensor grad, Tensor? grad_z, Tensor z, Tensor weight, Tensor stats, float p, "
-           "Tensor? seed, bool y_bias=False) -> (Tensor, Tensor, Tensor)",
+           "residual_norm(Tensor x, Tensor y, Tensor weight, Tensor bias, float p, Tensor? seed, float eps) "
+           "-> (Tensor, Tensor, Tensor)",
+           "residual_norm_backward(Tensor grad, Tensor z, Tensor weight, Tensor stats, float p, Tensor? seed) "
+           "-> (Tensor, Tensor, Tensor)",
            "update_decide(Tensor norm, Tensor sample_size, Tensor orders, Tensor settings, Tensor(a!) control, "
            "Tensor(b!) outcome) -> ()",
            "adam_step(Tensor(a!) param, Tensor(b!) grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq, Tensor(e!)? weight, "

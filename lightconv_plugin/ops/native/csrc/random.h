@@ -21,9 +21,8 @@ struct Words {
   unsigned int word[4];
 };
 
-template <int Rounds = kPhiloxRounds>
 LIGHTCONV_INLINE Words philox(Words counter, unsigned int key0, unsigned int key1) {
-  for (int round = 0; round < Rounds; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     const unsigned long long a = static_cast<unsigned long long>(kPhiloxA) * counter.word[0];
     const unsigned long long b = static_cast<unsigned long long>(kPhiloxB) * counter.word[2];
     counter = {{static_cast<unsigned int>(b >> 32) ^ counter.word[1] ^ key0, static_cast<unsigned int>(b),

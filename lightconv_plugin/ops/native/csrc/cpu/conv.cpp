@@ -166,9 +166,7 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("light_conv", TORCH_BOX(&forward<&run_forward>));
   m.impl("dynamic_conv", TORCH_BOX(&forward<&run_forward>));
-  m.impl("light_conv_backward", TORCH_BOX(&backward<&run_backward>));
-  m.impl("dynamic_conv_backward", TORCH_BOX(&backward<&run_backward>));
-  m.impl("behind_state_backward", TORCH_BOX(&behind_state_backward<&run_backward>));
+  m.impl("conv_backward", TORCH_BOX(&backward<&run_backward>));
   m.impl("conv_step", TORCH_BOX(&conv_step));
 }
 

@@ -69,7 +69,7 @@ struct Step {
   void* out;           // (N, C)
 };
 
-// x to y, numbers in groups of 64, see fused/training.inl.
+// x to y, numbers in groups of 64, see fused/train.inl.
 struct Dropout {
   Scalar type;
   const void* x;

@@ -18,8 +18,8 @@ namespace {
 #include "cpu/tile.inl"
 #include "cpu/conv.inl"
 #include "cpu/step.inl"
-#include "cpu/fused/generation.inl"
-#include "cpu/fused/training.inl"
+#include "cpu/fused/decode.inl"
+#include "cpu/fused/train.inl"
 
 }  // namespace
 

@@ -104,12 +104,11 @@ constexpr NormTile norm_tile(const Case& c) {
   return tile;
 }
 
-// residual_norm: x and y (N, C) to z = x + dropout(y + y_bias), out = weight * (z - mean) * rstd + bias, and stats (2, N):
-// mean and rstd of the rows of z, in the type of sums. Without dropout its seed is null; y_bias (C,) may be null.
+// residual_norm: x and y (N, C) to z = x + dropout(y), out = weight * (z - mean) * rstd + bias, and stats (2, N): mean and
+// rstd of the rows of z, in the type of sums. Without dropout its seed is null.
 struct NormArgs {
   const void* x;
   const void* y;
-  const void* y_bias;
   const void* weight;
   const void* bias;
   void* z;
@@ -120,12 +119,10 @@ struct NormArgs {
   long long N, C;
 };
 
-// residual_norm_backward: grad, of out, and grad_z, of z or null, to grad_x and, with dropout, grad_y (N, C); to partial
-// (splits, 2, C), in the type of sums, and from there to grad_affine (2, C): the gradients of weight and bias; three
-// times C with Case::mask, that of y_bias too.
+// residual_norm_backward: grad, of out, to grad_x and, with dropout, grad_y (N, C); to partial (splits, 2, C), in the type
+// of sums, and from there to grad_affine (2, C): the gradients of weight and bias.
 struct NormGradArgs {
   const void* grad;
-  const void* grad_z;
   const void* z;
   const void* weight;
   const void* stats;
@@ -134,7 +131,7 @@ struct NormGradArgs {
   void* partial;
   void* grad_affine;
   DropConnect dropout;
-  long long N, C, splits, sums;  // sums: numbers in grad_affine
+  long long N, C, splits;
 };
 
 constexpr int ATTEND_THREADS = 128, ATTEND_WIDEST = 1024;  // a warp a row; channels of a head

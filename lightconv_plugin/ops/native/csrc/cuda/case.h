@@ -19,7 +19,7 @@ struct Case {
   bool flip;          // grad_x: the transposed convolution of the gradient
   bool aligned;       // all pointers are multiples of 16 bytes; of the loss: of R numbers
   bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
-  bool mask;          // glu: a padding mask; residual_norm_backward: sums of grad_y
+  bool mask;          // glu, attend: a padding mask
   bool both;          // grad_x and the gradient of the weights by one kernel
 
   constexpr bool operator==(const Case&) const = default;

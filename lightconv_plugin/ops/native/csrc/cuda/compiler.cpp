@@ -69,15 +69,10 @@ std::string hex(uint64_t value) {
   return text;
 }
 
-std::string digest(const std::string& text) { return hex(fnv1a(text, 0xcbf29ce484222325ull)); }
-
-// A file is its content's digest, 16 characters, and the content; empty where there is none or it is not whole.
-std::string read_cached(const std::string& path) {
+// Empty where there is no such file.
+std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
-  const std::string whole((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (whole.size() <= 16) return "";
-  const std::string image = whole.substr(16);
-  return whole.compare(0, 16, digest(image)) == 0 ? image : "";
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 // Written under a name of its own and then renamed, so that nobody reads half a file. A folder that cannot be written
@@ -87,7 +82,7 @@ void write_cached(const std::string& path, const std::string& image) {
   const std::string draft = path + "." + std::to_string(getpid()) + "." + std::to_string(count++);
   {
     std::ofstream file(draft, std::ios::binary);
-    file << digest(image) << image;
+    file << image;
     if (!file.flush()) {
       std::remove(draft.c_str());
       return;
@@ -136,9 +131,8 @@ const Headers& headers() {
     Headers headers;
     const std::filesystem::path root = settings().sources;
     const auto add = [&](const std::filesystem::path& path) {
-      std::ifstream file(path, std::ios::binary);
       headers.names.push_back(path.lexically_relative(root).generic_string());
-      headers.texts.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+      headers.texts.push_back(content_of(path));
     };
     add(root / "random.h");
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / "cuda"))
@@ -189,7 +183,7 @@ void configure(const Settings& settings) {
   chosen = settings, ++configurations;
 }
 
-std::string compile(const std::string& source, int capability, std::string* file) {
+std::string compile(const std::string& source, int capability) {
   const Settings chosen = settings();
   if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: the CUDA side was not configured");
   int major = 0, minor = 0;
@@ -202,9 +196,9 @@ std::string compile(const std::string& source, int capability, std::string* file
 
   std::string key = chosen.fingerprint + '\n' + std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
   for (const std::string& option : options) key += '\n' + option;
-  const std::string path = chosen.cache + "/" + digest(key) + hex(fnv1a(key, ~0ull)) + (machine_code ? ".cubin" : ".ptx");
-  if (file != nullptr) *file = path;
-  std::string image = read_cached(path);
+  const std::string name = hex(fnv1a(key, 0xcbf29ce484222325ull)) + hex(fnv1a(key, ~0ull));
+  const std::string path = chosen.cache + "/" + name + (machine_code ? ".cubin" : ".ptx");
+  std::string image = content_of(path);
   if (image.empty()) write_cached(path, image = run(source, options, machine_code));
   return image;
 }

@@ -18,7 +18,7 @@ void configure(const Settings& settings);
 extern std::atomic<int> configurations;  // made so far: kernels of the one before are compiled anew
 
 // The image, cubin or PTX, of `source` for a compute capability such as 90. Throws std::runtime_error: not configured,
-// libnvrtc cannot be used, or its first error line. `file`, if given, becomes where the cache has it.
-std::string compile(const std::string& source, int capability, std::string* file = nullptr);
+// libnvrtc cannot be used, or its first error line.
+std::string compile(const std::string& source, int capability);
 
 }  // namespace lightconv::cuda

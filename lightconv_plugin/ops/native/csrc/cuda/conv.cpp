@@ -284,21 +284,18 @@ void cuda_configure(std::string sources, std::string nvrtc, std::string cache, s
   configure({sources, nvrtc, cache, fingerprint});
 }
 
-std::string cuda_gather(bool begin) { return gather(begin); }
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, LIGHTCONV_GPU, m) {
   m.impl("light_conv", TORCH_BOX(&forward<&run_forward>));
   m.impl("dynamic_conv", TORCH_BOX(&forward<&run_forward>));
-  m.impl("light_conv_backward", TORCH_BOX(&backward<&run_backward>));
-  m.impl("dynamic_conv_backward", TORCH_BOX(&backward<&run_backward>));
+  m.impl("conv_backward", TORCH_BOX(&backward<&run_backward>));
   m.impl("conv_step", TORCH_BOX(&conv_step));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CompositeExplicitAutograd, m) {
   m.impl("cuda_configure", TORCH_BOX(&cuda_configure));
-  m.impl("cuda_gather", TORCH_BOX(&cuda_gather));
+  m.impl("cuda_gather", TORCH_BOX(&gather));
 }
 
 }  // namespace lightconv::cuda

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -68,7 +67,7 @@ std::map<Key, Noted> noted;
 
 }  // namespace
 
-std::string gather(bool begin) {
+int64_t gather(bool begin) {
   gathering = begin;
   std::vector<Noted> found;
   {
@@ -76,16 +75,13 @@ std::string gather(bool begin) {
     for (const auto& [key, each] : noted) found.push_back(each);
     noted.clear();
   }
-  if (begin) return "";
+  if (begin) return 0;
   std::atomic<size_t> next{0};
   std::string failed;
-  std::vector<std::string> files(found.size());
   const auto work = [&] {
     for (size_t i = next++; i < found.size(); i = next++) {
       try {
         const auto& [index, kernel, c, grid] = found[i];
-        compile(source_of(*kernel, c, grid.threads), device(index).capability, &files[i]);
-        files[i] += '\n';
         const Current current(device(index));
         function_of(index, *kernel, c, grid);
       } catch (const std::exception& error) {
@@ -100,7 +96,7 @@ std::string gather(bool begin) {
   work();
   for (std::thread& worker : workers) worker.join();
   if (!failed.empty()) throw std::runtime_error(failed);
-  return std::accumulate(files.begin(), files.end(), std::string());
+  return static_cast<int64_t>(found.size());
 }
 
 std::string name_of(const Kernel& kernel, const Case& c) {

@@ -38,9 +38,8 @@ std::string name_of(const Kernel& kernel, const Case& c);
 std::string source_of(const Kernel& kernel, const Case& c, int threads);
 
 // Between gather(true) and gather(false) launches are noted and not made, their results are whatever memory held; then
-// all that was noted is compiled, on as many threads as there are processors. Gives the file of each kernel's machine code,
-// a line each.
-std::string gather(bool begin);
+// all that was noted is compiled, on as many threads as there are processors. Gives the number of kernels.
+int64_t gather(bool begin);
 
 // args: the kernel's own struct. The kernel itself lives as long as the process.
 void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args);

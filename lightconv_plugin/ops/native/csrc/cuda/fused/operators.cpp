@@ -1,5 +1,5 @@
-// The fused operators on CUDA tensors: the gate, the loss, residual and norm, sums of columns, a step's attention and
-// candidates, and the end of an update.
+// The fused operators on CUDA tensors: the gate, the loss, residual and norm, a step's attention and candidates, and the
+// end of an update.
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -171,13 +171,11 @@ Case case_of_norm(Type type, long long C, const DropConnect& dropout, std::initi
 
 // z and out as x, and stats (2, ..., 1): mean and rstd of the rows of z, at least in float32.
 std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tensor& y_any, const Tensor& weight_any,
-                                                 const Tensor& bias_any, double p, std::optional<Tensor> seed, double eps,
-                                                 std::optional<Tensor> y_bias) {
+                                                 const Tensor& bias_any, double p, std::optional<Tensor> seed, double eps) {
   const Tensor x = torch::stable::contiguous(x_any), y = fitting(x, y_any, x.numel(), "y");
   NormArgs args{};
   args.C = channels_of(x), args.N = x.numel() / args.C, args.eps = eps, args.dropout = dropout_of(x, p, seed);
   const Tensor weight = fitting(x, weight_any, args.C, "weight"), bias = fitting(x, bias_any, args.C, "bias");
-  if (y_bias.has_value()) y_bias = fitting(x, *y_bias, args.C, "y_bias"), args.y_bias = y_bias->const_data_ptr();
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.insert(shape.begin(), 2), shape.back() = 1;
   Tensor z = torch::stable::new_empty(x, x.sizes()), out = torch::stable::new_empty(x, x.sizes());
@@ -186,22 +184,19 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tens
   args.x = x.const_data_ptr(), args.y = y.const_data_ptr();
   args.weight = weight.const_data_ptr(), args.bias = bias.const_data_ptr();
   args.z = z.mutable_data_ptr(), args.out = out.mutable_data_ptr(), args.stats = stats.mutable_data_ptr();
-  const Case c = case_of_norm(type, args.C, args.dropout,
-                              {args.x, args.y, args.y_bias, args.weight, args.bias, args.z, args.out});
+  const Case c = case_of_norm(type, args.C, args.dropout, {args.x, args.y, args.weight, args.bias, args.z, args.out});
   launch(Memory(x).place(), RESIDUAL_NORM, c,
          {blocks_for(args.N, norm_tile(c).rows), NORM_THREADS, NORM_THREADS / 32 * sum_size(type)}, &args);
   return {out, z, stats};
 }
 
 // The gradients of x and y, the latter without elements where nothing is dropped, since it is that of x; and (2, C), of
-// weight and bias, or (3, C), of y_bias too.
-std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any, std::optional<Tensor> grad_z,
-                                                          const Tensor& z_any, const Tensor& weight_any,
-                                                          const Tensor& stats_any, double p, std::optional<Tensor> seed,
-                                                          bool y_bias) {
+// weight and bias.
+std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any, const Tensor& z_any,
+                                                          const Tensor& weight_any, const Tensor& stats_any, double p,
+                                                          std::optional<Tensor> seed) {
   const Tensor z = torch::stable::contiguous(z_any), stats = torch::stable::contiguous(stats_any);
   const Tensor grad = fitting(z, grad_any, z.numel(), "the gradient");
-  if (grad_z.has_value()) grad_z = fitting(z, *grad_z, z.numel(), "the gradient of z");
   NormGradArgs args{};
   args.C = channels_of(z), args.N = z.numel() / args.C, args.dropout = dropout_of(z, p, seed);
   const Tensor weight = fitting(z, weight_any, args.C, "weight");
@@ -210,25 +205,21 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
                       stats.scalar_type() == (type == Type::f64 ? ScalarType::Double : ScalarType::Float),
                   "residual_norm_backward: expected stats as residual_norm gives them");
   check_same(z, stats, "stats");
-  const int64_t sums = y_bias ? 3 : 2;
-  args.sums = sums * args.C;
-  Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {sums, args.C});
+  Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {2, args.C});
   Tensor grad_y = p > 0.0 ? torch::stable::new_empty(z, z.sizes()) : torch::stable::new_empty(z, {0});
-  args.grad = grad.const_data_ptr(), args.grad_z = grad_z.has_value() ? grad_z->const_data_ptr() : nullptr;
-  args.z = z.const_data_ptr(), args.weight = weight.const_data_ptr(), args.stats = stats.const_data_ptr();
+  args.grad = grad.const_data_ptr(), args.z = z.const_data_ptr();
+  args.weight = weight.const_data_ptr(), args.stats = stats.const_data_ptr();
   args.grad_x = grad_x.mutable_data_ptr(), args.grad_affine = grad_affine.mutable_data_ptr();
   if (p > 0.0) args.grad_y = grad_y.mutable_data_ptr();
-  Case c = case_of_norm(type, args.C, args.dropout,
-                        {args.grad, args.grad_z, args.z, args.weight, args.grad_x, args.grad_y});
-  c.mask = y_bias;
+  const Case c = case_of_norm(type, args.C, args.dropout, {args.grad, args.z, args.weight, args.grad_x, args.grad_y});
   const int rows = norm_tile(c).rows, size = sum_size(type);
   const long long groups = blocks_for(args.N, rows), turns = blocks_for(groups, NORM_BLOCKS);
   args.splits = groups == 0 ? 0 : blocks_for(groups, turns);  // each with as many turns, but for the last ones
   Memory memory(z);
   const Place place = memory.place();
-  args.partial = place.scratch(args.splits * args.sums * size);
+  args.partial = place.scratch(args.splits * 2 * args.C * size);
   launch(place, RESIDUAL_NORM_BACKWARD, c, {args.splits, NORM_THREADS, rows * c.R * size}, &args);
-  launch(place, RESIDUAL_NORM_SUMS, case_of(type), {blocks_for(args.sums, 32), NORM_THREADS, NORM_THREADS * size}, &args);
+  launch(place, RESIDUAL_NORM_SUMS, case_of(type), {blocks_for(2 * args.C, 32), NORM_THREADS, NORM_THREADS * size}, &args);
   return {grad_x, grad_y, grad_affine};
 }
 

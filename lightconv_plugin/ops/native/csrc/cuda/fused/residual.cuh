@@ -1,5 +1,5 @@
-// z = x + dropout(y + y_bias) and its layer norm in one launch, and their gradients; rows of C = Case::R numbers. With s bytes a
-// number the forward pass reads and writes 2 * N * C * s bytes each, and the backward pass of `out` as many.
+// z = x + dropout(y) and its layer norm in one launch, and their gradients; rows of C = Case::R numbers. With s bytes a number
+// the forward pass reads and writes 2 * N * C * s bytes each, and the backward pass as many.
 //
 // The mask of number i = row * C + c is word i % 4 of the Philox block with counter (q low, q high, 0, 2), q = i / 4, and
 // key = the seed's two halves, see random.h: the last counter word tells it from DropConnect's and from CPUs' dropout.
@@ -73,12 +73,6 @@ template <Case C> __device__ __forceinline__ void residual_norm(const NormArgs& 
       A x[V], y[V];
       widen(load_fixed<S, V>(static_cast<const S*>(args.x) + at), x);
       widen(load_fixed<S, V>(static_cast<const S*>(args.y) + at), y);
-      if (args.y_bias != nullptr) {
-        A bias[V];
-        widen(load_fixed<S, V>(static_cast<const S*>(args.y_bias) + c), bias);
-#pragma unroll
-        for (int v = 0; v < V; ++v) y[v] += bias[v];
-      }
       if constexpr (C.drop) {
         A factor[V];
         dropout_factors(args.dropout, seed, at, factor);
@@ -135,14 +129,14 @@ __device__ __forceinline__ void write_partial(const A (&value)[J][V], A* kept, A
   }
 }
 
-// grad_x = grad_z + rstd * (g - mean(g) - n * mean(g * n)) with g = grad * weight and n = (z - mean) * rstd.
+// grad_x = rstd * (g - mean(g) - n * mean(g * n)) with g = grad * weight and n = (z - mean) * rstd.
 template <Case C> __device__ __forceinline__ void residual_norm_backward(const NormGradArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
   constexpr NormTile tile = norm_tile(C);
   constexpr int V = tile.vector;
   const unsigned long long seed = C.drop ? *args.dropout.seed : 0;
-  A of_weight[tile.vectors][V] = {}, of_bias[tile.vectors][V] = {}, of_y_bias[C.mask ? tile.vectors : 1][V] = {};
+  A of_weight[tile.vectors][V] = {}, of_bias[tile.vectors][V] = {};
   for (long long first = static_cast<long long>(blockIdx.x) * tile.rows; first < args.N; first += args.splits * tile.rows) {
     const long long row = first + threadIdx.x / (32 * tile.warps);
     const bool present = row < args.N;
@@ -169,12 +163,6 @@ template <Case C> __device__ __forceinline__ void residual_norm_backward(const N
         const long long at = row * C.R + c;
 #pragma unroll
         for (int v = 0; v < V; ++v) g[j][v] = rstd * (g[j][v] - sum - normal[j][v] * product);
-        if (args.grad_z != nullptr) {
-          A more[V];
-          widen(load_fixed<S, V>(static_cast<const S*>(args.grad_z) + at), more);
-#pragma unroll
-          for (int v = 0; v < V; ++v) g[j][v] += more[v];
-        }
         store<S, V>(static_cast<S*>(args.grad_x) + at, narrow<S, V>(g[j]));
         if constexpr (C.drop) {
           A factor[V];
@@ -183,16 +171,11 @@ template <Case C> __device__ __forceinline__ void residual_norm_backward(const N
           for (int v = 0; v < V; ++v) g[j][v] *= factor[v];
           store<S, V>(static_cast<S*>(args.grad_y) + at, narrow<S, V>(g[j]));
         }
-        if constexpr (C.mask) {
-#pragma unroll
-          for (int v = 0; v < V; ++v) of_y_bias[j][v] += g[j][v];
-        }
       });
   }
-  A* partial = static_cast<A*>(args.partial) + blockIdx.x * (C.mask ? 3ll : 2ll) * C.R;
+  A* partial = static_cast<A*>(args.partial) + blockIdx.x * 2ll * C.R;
   write_partial<C>(of_weight, reinterpret_cast<A*>(shared), partial);
   write_partial<C>(of_bias, reinterpret_cast<A*>(shared), partial + C.R);
-  if constexpr (C.mask) write_partial<C>(of_y_bias, reinterpret_cast<A*>(shared), partial + 2 * C.R);
 }
 
 // Of the sums of each split those of all: one block 32 of them, a warp every (NORM_THREADS / 32)-th split.
@@ -202,16 +185,16 @@ template <Case C> __device__ __forceinline__ void residual_norm_sums(const NormG
   constexpr int warps = NORM_THREADS / 32;
   A* kept = reinterpret_cast<A*>(shared);  // (warps, 32)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const long long c = blockIdx.x * 32ll + lane;
+  const long long c = blockIdx.x * 32ll + lane, sums = 2 * args.C;
   A sum = 0;
-  if (c < args.sums) {
+  if (c < sums) {
 #pragma unroll 8
     for (long long split = warp; split < args.splits; split += warps)
-      sum += static_cast<const A*>(args.partial)[split * args.sums + c];
+      sum += static_cast<const A*>(args.partial)[split * sums + c];
   }
   kept[threadIdx.x] = sum;
   __syncthreads();
-  if (warp > 0 || c >= args.sums) return;
+  if (warp > 0 || c >= sums) return;
   A total = 0;
 #pragma unroll
   for (int row = 0; row < warps; ++row) total += kept[row * 32 + lane];

@@ -1,40 +1,25 @@
-"""Steps that see the whole corpus: hold lines out, split by a hash, drop duplicates, save lines untokenised; and learn
-how to cut words into units on train, by BPE or SentencePiece, with the steps that then segment every split.
-
-Each takes the pass and the step, writes what changes, and returns what the log says of each split.
-"""
+"""Steps that choose lines of the whole corpus: hold some out, split by a hash, drop duplicates, save them raw."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.corpus import Block, Context, columns_of
-from data_prep.text import bpe, sentencepiece
+from data_prep.steps.corpus import Block, Context, Log, WholeStep, columns_of
 from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
-from scripts.common.outputs import atomic_file, open_own
-
-Log = list[dict[str, Any]]
-WholeStep = Callable[[Context, Step], Log]
+from scripts.common.outputs import open_own
 
 RAW = "raw"
 RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
 _PARTS = 16  # of the hashes
 
-APPLY_BPE, APPLY_SENTENCEPIECE = "apply_bpe", "apply_sentencepiece"
-LEARNT = {"bpe": "codes", "sentencepiece": "sentencepiece.model"}
-"""Files of what is learnt, in the work folder; a language's own has its name at the end, as in ``codes.en``."""
-_COUNTED = 20_000  # lines whose words are counted together
 _FEW = 200  # lines of a test set: of fewer, BLEU differs by points between samples of one text
-_SAMPLE = 1_000_000  # lines that SentencePiece learns from: it keeps them all in memory
 
 
 def hold_out(*, into: str, every: int) -> WholeStep:
@@ -172,112 +157,3 @@ def save_raw(context: Context, step: Step) -> Log:
         lines = context.text.lines[split]
         log.append({"step": step.name, "split": split, "in": lines, "out": lines})
     return log
-
-
-def learn_bpe(
-    *, merges: int, joint: bool = True, glossaries: Sequence[str] = (), engine: str = bpe.ENGINES[0]
-) -> WholeStep:
-    """Learn ``merges`` merges on train: of all languages together, or of each (not ``joint``).
-
-    What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges. The
-    words of train are counted on all cores; learning holds every word type in memory.
-    """
-    if merges < 1:
-        raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
-    bpe.check_options(glossaries=glossaries, engine=engine)
-
-    def learn(context: Context, languages: Sequence[str]) -> bytes:
-        words: Counter[bytes] = Counter()
-        for language in languages:
-            what, name = f"counting words of {language}", f"train.{language}"
-            blocks = context.blocks("train", what, languages=(language,), lines=_COUNTED)
-            for found in context.pool.map(partial(count_words, name=name), blocks, what=what):
-                words.update(found)
-        context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
-        counts = ((word.decode(), count) for word, count in words.items())
-        return bpe.learn_from_counts(bpe.without_glossaries(counts, glossaries), merges=merges).encode()
-
-    return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
-
-
-def count_words(block: Block, *, name: str) -> Counter[bytes]:
-    """The words of some lines of the file ``name``."""
-    (lines,) = block
-    if b"\r" in lines:  # fairseq would break it, and subword-nmt take the word without it for another
-        line = next(line for line in lines.split(b"\n") if b"\r" in line)
-        raise UserError(
-            f"bpe: {name}: a carriage return within a line, {line[:80]!r}: put the step normalise_space before bpe in "
-            "the dataset's YAML"
-        )
-    counts = Counter(lines.replace(b"\n", b" ").split(b" "))
-    del counts[b""]
-    return counts
-
-
-def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) -> WholeStep:
-    """Learn ``units`` units on a sample of train: of all languages together, or of each (not ``joint``).
-
-    With ``fewer``, a small text that has no room for so many gets as many as it has room for.
-    """
-    if units < 1:
-        raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
-    sentencepiece.package()
-
-    def learn(context: Context, languages: Sequence[str]) -> bytes:
-        context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
-        every = -(-context.text.lines["train"] * len(languages) // _SAMPLE)
-        try:
-            return sentencepiece.learn(_sample(context, languages, every), units=units)
-        except sentencepiece.TooManyUnits as error:
-            if not fewer:
-                raise
-            context.pool.say(f"this text has room for {error.limit:,} units: so many are learnt, and not {units:,}")
-            return sentencepiece.learn(_sample(context, languages, every), units=error.limit)
-
-    return partial(_learn, joint=joint, learn=learn, found=lambda model: {"units": sentencepiece.count_units(model)})
-
-
-def _sample(context: Context, languages: Sequence[str], every: int) -> Iterator[str]:
-    """Every ``every``-th line, all over train."""
-    for language in languages:
-        number = 0
-        for block in context.blocks("train", f"reading {language}", languages=(language,)):
-            (lines,) = columns_of(block)
-            yield from (line.decode() for line in lines[-number % every :: every])
-            number += len(lines)
-
-
-def _learn(
-    context: Context,
-    step: Step,
-    *,
-    joint: bool,
-    learn: Callable[[Context, Sequence[str]], bytes],
-    found: Callable[[bytes], dict[str, int]],
-) -> Log:
-    """Learn each file; the log has what is ``found`` in it."""
-    log = []
-    for file, languages in _files(step.name, context.languages, joint=joint).items():
-        learnt = learn(context, languages)
-        with atomic_file(context.work / file, "wb") as f:
-            f.write(learnt)
-        entry = {"step": step.name, "split": "train", "codes": file, "languages": list(languages)}
-        log.append(entry | found(learnt))
-    return log
-
-
-def apply_steps(step: Step, languages: Sequence[str], work: Path) -> list[Step]:
-    """The line-wise steps that segment with what ``step`` learns."""
-    options = {key: value for key, value in step.parameters.items() if key in ("glossaries", "engine")}
-    files = _files(step.name, languages, joint=step.parameters.get("joint", True))
-    apply = APPLY_BPE if step.name == "bpe" else APPLY_SENTENCEPIECE
-    return [
-        Step(name=apply, splits=step.splits, languages=of, parameters={"codes": str(work / file), **options})
-        for file, of in files.items()
-    ]
-
-
-def _files(step: str, languages: Sequence[str], *, joint: bool) -> dict[str, tuple[str, ...]]:
-    """The files of what a step learns, with the languages that each is for."""
-    name = LEARNT[step]
-    return {name: tuple(languages)} if joint else {f"{name}.{language}": (language,) for language in languages}

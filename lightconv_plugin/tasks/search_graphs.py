@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.modules import modules_of
-from lightconv_plugin.tasks.device_search import DeviceSearch, Rules, SearchResult
+from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules, SearchResult
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +33,9 @@ class CapturedSearch:
     A batch takes the next larger size; sentences and words that are not there are padding. On a CPU the same functions
     are called. All graphs compute in one pool of memory. It is freed with this object.
 
-    A graph has one step, and not several: they would save what lies between two graphs, some microseconds of 400 or
-    more (an estimate), and take up to as many steps in vain when the last sentence is over.
-
-    A batch does not move to a smaller size when sentences end. In float16 an H100's kernels take 0.76 ms for a step of
-    512 rows and 0.49 for one of 4. So moves would save a tenth of a batch of 128 whose lengths differ by a fifth (by
-    arithmetic; a fifth in float32). Further sizes would have to be captured and kept for each length of the source, and
-    a test set has some 50 such batches.
+    A graph has one step: several would save some microseconds of 400 or more (an estimate), and take steps in vain. A
+    batch keeps its size when sentences end: moves would save a tenth of it (by arithmetic, from 0.76 ms of kernels for
+    512 rows and 0.49 for 4, in float16 on an H100), and further sizes would have to be captured and kept.
 
     Args:
         models: those whose ``graph_refusal()`` is None.
@@ -48,7 +44,7 @@ class CapturedSearch:
 
     def __init__(self, models: Sequence[Any], rules: Rules) -> None:
         self.models, self.rules = models, rules
-        self._sizes: OrderedDict[tuple[int, int, int, bool], _Graphs] = OrderedDict()
+        self._sizes: OrderedDict[tuple[int, int, int], _Graphs] = OrderedDict()
         self._places: list[int] = []  # where the weights lie that graphs read
 
     @property
@@ -57,26 +53,23 @@ class CapturedSearch:
         return sum(graphs.search.bytes for graphs in self._sizes.values())
 
     @torch.no_grad()
-    def __call__(
-        self, source: Tensor, prefix: Tensor, *, bos: int, min_len: int, max_len: int
-    ) -> tuple[SearchResult, int]:
+    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         """Search for a batch; return what was found, and how many sentences could not end.
 
         Args:
             source: (sentences, length).
-            prefix: (sentences, 0 to max_len), what hypotheses begin with; pad where any token may stand.
-            bos: what is before them.
+            bos: what is before the hypotheses.
             min_len, max_len: tokens before the end, which is not counted.
         """
         with torch.cuda.device_of(source):
-            return self._search(source, prefix, bos, min_len, max_len)
+            return self._search(source, bos, min_len, max_len)
 
-    def _search(self, source: Tensor, prefix: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
+    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
         sentences, length = source.shape
-        size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1)), prefix.shape[1] > 0
+        size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1))
         graphs = self._of_size(size, source.device)
         search = graphs.search
-        search.give(source, prefix, bos=bos, min_len=min_len, max_len=max_len)
+        search.give(source, bos=bos, min_len=min_len, max_len=max_len)
         graphs.begin()
         counts = _Counts(search.beams.open)
         for step in range(max_len + 1):
@@ -86,20 +79,14 @@ class CapturedSearch:
                 break
         return search.found(sentences, step + 1), counts.read(step)
 
-    def _of_size(self, size: tuple[int, int, int, bool], device: torch.device) -> "_Graphs":
+    def _of_size(self, size: tuple[int, int, int], device: torch.device) -> "_Graphs":
         if [t.data_ptr() for t in self._present_weights()] != self._places:
             self._sizes.clear()
         if size not in self._sizes:
             pool = next(iter(self._sizes.values())).pool if self._sizes else None
-            sentences, length, longest, prefixed = size
+            sentences, length, longest = size
             search = DeviceSearch(
-                self.models,
-                self.rules,
-                sentences=sentences,
-                length=length,
-                longest=longest,
-                device=device,
-                prefixed=prefixed,
+                self.models, self.rules, sentences=sentences, length=length, longest=longest, device=device
             )
             graphs = self._sizes[size] = _Graphs(search, pool)
             # read where they are now, added positions too; held, so that no others can come to lie there

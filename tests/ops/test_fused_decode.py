@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -91,23 +92,16 @@ def test_attention_takes_any_layout():
     assert_close(ops.attend(query, keys, keys, padding, sentence, 2), want)
 
 
-def test_attention_refuses_what_it_cannot_read(run):
-    """A GPU cannot be asked for a sentence's number without waiting for it, and gives no number."""
+def test_a_sentence_that_there_is_not(run):
+    """A GPU cannot be asked for its number without waiting for it, and gives no number."""
     query, keys, which = torch.ones(1, 2, 8), torch.ones(1, 3, 8), torch.tensor([0, 1])
-    if run.gpu:
-        got = run.attend(query, keys, keys, None, which, 2)
-        assert_close(got[0, 0], torch.ones(8))
-        assert got[0, 1].isnan().all()
-        wide = torch.ones(1, 1, 1025)
-        with pytest.raises(RuntimeError, match="heads of at most 1024 channels; got 1025"):
-            run.attend(wide, wide, wide, None, which[:1], 1)
-    else:
+    if not run.gpu:
         with pytest.raises(RuntimeError, match="names a sentence that there is not"):
             run.attend(query, keys, keys, None, which, 2)
-    with pytest.raises(RuntimeError, match="the heads do not divide the channels"):
-        run.attend(query, keys, keys, None, which, 3)
-    with pytest.raises(ValueError, match="records no gradients"):
-        ops.choose_backend("attend", "native", query.requires_grad_(), keys)
+        return
+    got = run.attend(query, keys, keys, None, which, 2)
+    assert_close(got[0, 0], torch.ones(8))
+    assert got[0, 1].isnan().all()
 
 
 class Largest(TorchDispatchMode):
@@ -155,6 +149,34 @@ def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
 # ---- The best continuations ----
 
 
+def ordered(logits, scores, beams, count, temperature, penalty, banned):
+    """The definition in float64; equal continuations come in the order of their places."""
+    values = torch.log_softmax(logits.double() / temperature, dim=-1)
+    values = values.masked_fill(values.isnan(), -math.inf)
+    values[:, UNK] -= penalty
+    values[:, banned] = -math.inf
+    values = (values + scores.double().unsqueeze(1)).view(-1, beams * logits.shape[1])
+    best, index = values.sort(dim=1, descending=True, stable=True)
+    best, index = best[:, :count], index[:, :count]
+    return best, index % logits.shape[1], index // logits.shape[1]
+
+
+def banned_by(limits: Tensor, types: int) -> list[int]:
+    """The words that a step may not take, by the limits that ``step_candidates`` has."""
+    step, least, most = limits.tolist()
+    others = [word for word in range(types) if word != EOS] if step >= most else []
+    return [PAD, *([EOS] if step < least else []), *others]
+
+
+def check_candidates(got, want, *, words: bool = True) -> None:
+    """Where a continuation is possible; ``words``: of equal ones the same must come first."""
+    rtol, atol = TOLERANCES[F32]
+    torch.testing.assert_close(got[0].double(), want[0], rtol=rtol, atol=atol)
+    possible = want[0] != -math.inf
+    for a, b in zip(got[1:], want[1:], strict=True):
+        assert not words or torch.equal(a[possible], b[possible])
+
+
 @settings(max_examples=80)
 @given(
     sentences=st.integers(1, 3),
@@ -166,63 +188,26 @@ def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
     unk_penalty=st.sampled_from([0.0, -3.0, 3.0]),
     banned=st.sampled_from([None, 2]),
     only=st.sampled_from([None, 1, 2, 3, 5]),
+    bad=st.sampled_from([None, math.nan, -math.inf]),
     seed=st.integers(0, 1000),
 )
 @pytest.mark.parametrize("backend", ops.BACKENDS)
-def test_beam_candidates(backend, sentences, beams, types, count, first, temperature, unk_penalty, banned, only, seed):
+def test_beam_candidates(
+    backend, sentences, beams, types, count, first, temperature, unk_penalty, banned, only, bad, seed
+):
+    """A row with a logit that is no number, or of -inf alone, has no continuation."""
     torch.manual_seed(seed)
-    logits, scores = torch.randn(sentences * beams, types) * 3, torch.randn(sentences * beams)
-    values = torch.log_softmax(logits.double() / temperature, dim=-1) + (0 if first else scores.double().unsqueeze(1))
-    values[:, PAD] = -math.inf
-    values[:, UNK] -= unk_penalty
-    if banned is not None:
-        values[:, banned] = -math.inf
-    if only is not None:
-        values[:, [token for token in range(types) if token != only]] = -math.inf
-    want, index = values.view(sentences, -1).topk(count)
+    logits, scores = torch.randn(sentences * beams, types) * 3, torch.randn(sentences * beams) * (not first)
+    if bad is not None:
+        logits[0, 5 if math.isnan(bad) else slice(None)] = bad
+    others = [] if only is None else [token for token in range(types) if token != only]
+    words = [PAD, *([] if banned is None else [banned]), *others]
+    want = ordered(logits, scores, beams, count, temperature, unk_penalty, words)
     options: dict[str, Any] = {"beams": beams, "count": count, "temperature": temperature, "pad": PAD, "unk": UNK}
     options |= {"unk_penalty": unk_penalty, "banned": banned, "only": only}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIGHTCONV_BACKEND", backend)
-        got, tokens, parents = ops.beam_candidates(logits, None if first else scores, **options)
-    real = want > -math.inf
-    assert torch.equal(got > -math.inf, real)
-    assert_close(got[real], want[real])
-    assert torch.equal((parents * types + tokens)[real], index[real])
-    assert not (tokens[real] == PAD).any()
-
-
-def test_beam_candidates_of_what_is_not_a_number_have_no_probability(backend):
-    logits = torch.zeros(3, 20)
-    logits[0, 5], logits[1] = torch.nan, -math.inf
-    rules: dict[str, Any] = {
-        "temperature": 1.0,
-        "pad": PAD,
-        "unk": UNK,
-        "unk_penalty": 0.0,
-        "banned": None,
-        "only": None,
-    }
-    values, _, parents = ops.beam_candidates(logits, None, beams=3, count=4, **rules)
-    assert_close(values, torch.full((1, 4), -math.log(20.0)))
-    assert parents.tolist() == [[2, 2, 2, 2]]
-
-
-def ordered(logits, scores, limits, beams, count, temperature, penalty):
-    """The definition in float64, where equal continuations come in the order of their places."""
-    step, least, most = limits.tolist()
-    values = torch.log_softmax(logits.double() / temperature, dim=-1)
-    values = values.masked_fill(values.isnan(), -math.inf)
-    values[:, UNK] -= penalty
-    values[:, PAD] = -math.inf
-    if step < least:
-        values[:, EOS] = -math.inf
-    if step >= most:
-        values[:, [word for word in range(values.shape[1]) if word != EOS]] = -math.inf
-    values = (values + scores.double().unsqueeze(1)).view(-1, beams * logits.shape[1])
-    best, index = values.sort(dim=1, descending=True, stable=True)
-    best, index = best[:, :count], index[:, :count]
-    return best, index % logits.shape[1], index // logits.shape[1]
+        check_candidates(ops.beam_candidates(logits, None if first else scores, **options), want)
 
 
 @pytest.mark.parametrize(
@@ -256,16 +241,11 @@ def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, tem
     scores = torch.randint(-3, 1, (sentences * beams,), generator=generator).float() * 1.5 * (temperature != 1.0)
     scores[3::4] = -math.inf
     at, rules = torch.tensor(limits), (temperature, PAD, EOS, UNK, penalty)
-    best, words, parents = gpu.step_candidates(logits, scores, at, beams, count, *rules)
-    want = ordered(logits, scores, at, beams, count, temperature, penalty)
-    rtol, atol = TOLERANCES[F32]
-    torch.testing.assert_close(best.double(), want[0], rtol=rtol, atol=atol)
-    possible = want[0] != -math.inf
+    got = gpu.step_candidates(logits, scores, at, beams, count, *rules)
+    want = ordered(logits, scores, beams, count, temperature, penalty, banned_by(at, types))
     # else sums that are equal in float64 may differ in float32, and the other way about, as of a row with a word less
-    if temperature == 1.0 and bad != -math.inf:
-        assert torch.equal(words[possible], want[1][possible])
-        assert torch.equal(parents[possible], want[2][possible])
-    assert ((words >= 0) & (words < types)).all()
+    check_candidates(got, want, words=temperature == 1.0 and bad != -math.inf)
+    assert ((got[1] >= 0) & (got[1] < types)).all()
 
 
 def test_words_with_rules_of_their_own_hide_no_candidate(gpu):
@@ -273,11 +253,9 @@ def test_words_with_rules_of_their_own_hide_no_candidate(gpu):
     logits = torch.randn(1, 2500, generator=torch.Generator().manual_seed(0))
     logits[0, 64:1024:64] += 50
     logits[0, [PAD, EOS, UNK]] = torch.tensor([90.0, 91.0, 92.0])
-    given = logits, torch.zeros(1), torch.tensor([1, 2, 9]), 1, 16, 1.0
-    best, words, _ = gpu.step_candidates(*given, PAD, EOS, UNK, 100.0)
-    want = ordered(*given, 100.0)
-    assert_close(best, want[0])
-    assert torch.equal(words, want[1])
+    at = torch.tensor([1, 2, 9])
+    got = gpu.step_candidates(logits, torch.zeros(1), at, 1, 16, 1.0, PAD, EOS, UNK, 100.0)
+    check_candidates(got, ordered(logits, torch.zeros(1), 1, 16, 1.0, 100.0, banned_by(at, 2500)))
 
 
 def test_the_definition_of_step_candidates():
@@ -287,10 +265,7 @@ def test_the_definition_of_step_candidates():
     logits[1, 7], logits[2] = torch.nan, -math.inf
     rules: dict[str, Any] = {"temperature": 0.7, "pad": PAD, "eos": EOS, "unk": UNK, "unk_penalty": 0.5}
     got = ops.step_candidates(logits, scores, limits, beams=2, count=33, **rules)
-    want = ordered(logits, scores, limits, 2, 33, 0.7, 0.5)
-    assert_close(got[0], want[0])
-    possible = want[0] != -math.inf
-    assert all(torch.equal(a[possible], b[possible]) for a, b in zip(got[1:], want[1:], strict=True))
+    check_candidates(got, ordered(logits, scores, 2, 33, 0.7, 0.5, banned_by(limits, 50)))
 
 
 # ---- The end of a step of a search ----
@@ -353,32 +328,41 @@ def test_the_end_of_a_step(gpu, stepwise, sentences, beam, slots, step, seed):
             assert torch.equal(a, b), name
 
 
-def test_a_search_of_other_shapes_is_refused(gpu):
-    beams = begun(2, 4, 8, 3, 0, torch.Generator())
-    candidates = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
-    for name, other in (("rows", beams.rows.int()), ("sums", beams.sums.t()), ("words", beams.words[:3])):
-        with pytest.raises(RuntimeError, match=r"expected tensors as ops\.Beams describes them"):
-            gpu.search_step(*candidates, *beams._replace(**{name: other}), EOS, False)
-    many = begun(1, 33, 8, 3, 0, torch.Generator())
-    candidates = torch.zeros(1, 66), torch.zeros(1, 66, dtype=torch.long), torch.zeros(1, 66, dtype=torch.long)
-    with pytest.raises(RuntimeError, match="search_step takes 1 to 32 hypotheses of each sentence"):
-        gpu.search_step(*candidates, *many, EOS, False)
+def search(beam: int, **changed: Tensor) -> tuple[Any, ...]:
+    values = torch.zeros(1, 2 * beam)
+    beams = begun(1, beam, 8, 3, 0, torch.Generator())._replace(**changed)
+    return values, values.long(), values.long(), *beams, EOS, False
+
+
+SHAPE = r"expected tensors as ops\.Beams describes them"
+ONES, WIDE, ROW = torch.ones(1, 3, 8), torch.ones(1, 1, 1025), torch.tensor([0])
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "message"),
+    ("device", "name", "arguments", "message"),
     [
-        ("beam_candidates", (torch.zeros(2, 5), None, 2, 4, 1.0, 1, 9, 0.0, -1, -1), "outside the vocabulary"),
-        ("beam_candidates", (torch.zeros(2, 5), None, 2, 11, 1.0, 1, 3, 0.0, -1, -1), "more candidates are asked for"),
-        ("few_rows_linear", (torch.zeros(2, 5), torch.zeros(3, 4), None), r"expected x \(\.\.\., in\)"),
+        ("cpu", "beam_candidates", (torch.zeros(2, 5), None, 2, 4, 1.0, 1, 9, 0.0, -1, -1), "outside the vocabulary"),
+        ("cpu", "beam_candidates", (torch.zeros(2, 5), None, 2, 11, 1.0, 1, 3, 0.0, -1, -1), "more candidates are"),
+        ("cpu", "few_rows_linear", (torch.zeros(2, 5), torch.zeros(3, 4), None), r"expected x \(\.\.\., in\)"),
+        ("cpu", "attend", (ONES[:, :1], ONES, ONES, None, ROW, 3), "the heads do not divide the channels"),
+        ("gpu", "attend", (ONES[:, :1], ONES, ONES, None, ROW, 3), "the heads do not divide the channels"),
+        ("gpu", "attend", (WIDE, WIDE, WIDE, None, ROW, 1), "heads of at most 1024 channels; got 1025"),
+        (
+            *("gpu", "step_candidates"),
+            (torch.zeros(1, 50), torch.zeros(1), torch.tensor([1, 0, 9]), 1, 33, 1.0, PAD, EOS, UNK, 0.0),
+            "takes 1 to 32 continuations",
+        ),
+        ("gpu", "search_step", search(4, rows=torch.zeros(1, 4).int()), SHAPE),
+        ("gpu", "search_step", search(4, sums=torch.zeros(4, 8).t()), SHAPE),
+        ("gpu", "search_step", search(4, words=torch.zeros(3, 4).long()), SHAPE),
+        ("gpu", "search_step", search(33), "search_step takes 1 to 32 hypotheses of each sentence"),
     ],
 )
-def test_raw_operators_check_their_arguments(name, arguments, message):
+def test_raw_operators_check_their_arguments(device, name, arguments, message, gpu):
     with pytest.raises(RuntimeError, match=message):
-        getattr(torch.ops.lightconv, name)(*arguments)
+        getattr(gpu if device == "gpu" else torch.ops.lightconv, name)(*arguments)
 
 
-def test_too_many_candidates_are_refused(gpu):
-    limits = torch.tensor([1, 0, 9])
-    with pytest.raises(RuntimeError, match="takes 1 to 32 continuations"):
-        gpu.step_candidates(torch.zeros(1, 50), torch.zeros(1), limits, 1, 33, 1.0, PAD, EOS, UNK, 0.0)
+def test_attention_records_no_gradients():
+    with pytest.raises(ValueError, match="records no gradients"):
+        ops.choose_backend("attend", "native", ONES.clone().requires_grad_(), ONES)

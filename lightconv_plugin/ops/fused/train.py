@@ -95,77 +95,55 @@ class _Dropout(Function):
         return grad * torch.ops.lightconv.dropout(ones, ctx.p, seed), None, None
 
 
-def residual_norm(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    p: float,
-    eps: float,
-    y_bias: Tensor | None = None,
-) -> Tensor:
-    """Layer norm (Ba et al., 2016) of x + dropout(y + y_bias, p), over the last dimension; x and y of a shape (..., C).
-
-    ``y_bias`` (C,), of the linear map that gave y, has its gradient computed on the way.
-    """
+def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
+    """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of a shape (..., C)."""
     whole = p < 1.0 and x.shape == y.shape
-    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias, y_bias):
+    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
         seed = torch.randint(2**62, (1,), device=x.device) if p > 0 else None
-        return native_residual_norm(x, y, weight, bias, p, seed, eps, y_bias)[0]
-    y = y if y_bias is None else y + y_bias
+        return native_residual_norm(x, y, weight, bias, p, seed, eps)
     return F.layer_norm(x + (dropout(y, p) if p > 0 else y), x.shape[-1:], weight, bias, eps)
 
 
 def native_residual_norm(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    p: float,
-    seed: Tensor | None,
-    eps: float,
-    y_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``torch.ops.lightconv.residual_norm``'s normalised rows, and the rows before, differentiable in all tensors."""
-    given = (x, y, weight, bias, p, seed, eps, y_bias)
-    if recorded(x, y, weight, bias, y_bias):
-        return _ResidualNorm.apply(*given)
-    return torch.ops.lightconv.residual_norm(*given)[:2]
+    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Tensor | None, eps: float
+) -> Tensor:
+    """``torch.ops.lightconv.residual_norm``'s normalised rows, differentiable in all tensors."""
+    if recorded(x, y, weight, bias):
+        return _ResidualNorm.apply(x, y, weight, bias, p, seed, eps)[0]
+    return torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps)[0]
 
 
 class _ResidualNorm(Function):
-    """Keeps the rows before the norm and the seed; its further derivatives are PyTorch's."""
+    """Keeps the rows before the norm, which it returns too for further derivatives, and the seed."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, p: float, seed: Any, eps: float, y_bias: Any
-    ) -> tuple[Tensor, Tensor]:
-        out, z, stats = torch.ops.lightconv.residual_norm(x, y, weight, bias, p, seed, eps, y_bias)
-        ctx.save_for_backward(z, weight, stats, seed)
-        ctx.p = p
+    def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
+        out, z, stats = torch.ops.lightconv.residual_norm(x, y, weight, bias, *rules)
+        ctx.p, seed, ctx.eps = rules
+        ctx.save_for_backward(z, weight, bias, stats, seed)
         ctx.set_materialize_grads(False)
         return out, z
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_z: Tensor | None) -> tuple[Tensor | None, ...]:
-        z, weight, stats, seed = ctx.saved_tensors
-        grad, biased = torch.zeros_like(z) if grad is None else grad, ctx.needs_input_grad[7]
-        if not recorded(grad, z, weight):
+        z, weight, bias, stats, seed = ctx.saved_tensors
+        if grad is not None and grad_z is None and not recorded(grad, z, weight):
             operator = torch.ops.lightconv.residual_norm_backward
-            of_x, of_y, of_affine = operator(grad, grad_z, z, weight, stats, ctx.p, seed, biased)
-            of_y_bias = of_affine[2] if biased else None
-            return of_x, of_y if ctx.p > 0 else of_x, of_affine[0], of_affine[1], None, None, None, of_y_bias
-        of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, z, z.shape[-1:], *stats, weight, None, [True, True, False]
-        )
+            of_x, of_y, of_affine = operator(grad, z, weight, stats, ctx.p, seed)
+            return of_x, of_y if ctx.p > 0 else of_x, *of_affine, None, None, None
+
+        def definition(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.layer_norm(z, z.shape[-1:], weight, bias, ctx.eps)
+
+        grad, need = torch.zeros_like(z) if grad is None else grad, (True, *ctx.needs_input_grad[2:4])
+        of_x, of_weight, of_bias = gradients_of(definition, (z, weight, bias), need, grad)
         of_x = of_x if grad_z is None else of_x + grad_z
         of_y = of_x
         if ctx.p > 0:  # the factors of the same mask: what becomes of ones
             ones, any_weight = torch.ones_like(z, dtype=stats.dtype), weight.detach().to(stats.dtype)
             again = torch.zeros_like(ones), ones, any_weight, any_weight, ctx.p, seed, 1.0
             of_y = (of_x * torch.ops.lightconv.residual_norm(*again)[1]).to(z.dtype)
-        of_y_bias = of_y.flatten(0, -2).sum(dim=0) if biased else None
-        return of_x, of_y, of_weight, grad.flatten(0, -2).sum(dim=0), None, None, None, of_y_bias
+        return of_x, of_y, of_weight, of_bias, None, None, None
 
 
 def attention(

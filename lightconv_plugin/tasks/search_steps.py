@@ -15,7 +15,7 @@ from torch import Tensor
 from lightconv_plugin import ops
 from lightconv_plugin.modules.window import StepByStep
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
-from lightconv_plugin.tasks.logits import end_together, joint_logits, restrict
+from lightconv_plugin.tasks.logits import forbid_repeats, joint_logits
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ class DeviceSearch:
         models: encoder-decoders of ours, in evaluation; the mean of their probabilities counts.
         rules: of the search.
         longest: tokens of a hypothesis, its end included, at most.
-        prefixed: hypotheses may have to begin with given tokens.
 
     Raises:
         ValueError: a decoder whose state grows from step to step.
@@ -85,7 +84,6 @@ class DeviceSearch:
         length: int,
         longest: int,
         device: Any,
-        prefixed: bool = False,
     ) -> None:
         self.models, self.rules = models, rules
         beam, rows = rules.beam, sentences * rules.beam
@@ -97,8 +95,6 @@ class DeviceSearch:
         self.source = make(sentences, length, value=rules.pad)
         self.bos = make(1)
         self.history = make(rows, longest if rules.ngram else 0)  # each hypothesis' tokens, the newest last
-        self.prefix = make(longest, sentences) if prefixed else None
-        self.prefix_length, self.min_len = make(1), make(1)
         self.first_scores = make(sentences, beam, value=-math.inf, dtype=single)
         self.first_scores[:, :1] = 0  # before the first token all hypotheses are one
         penalties = [length**rules.stepwise if rules.stepwise else 1.0 for length in range(1, longest + 1)]
@@ -170,18 +166,10 @@ class DeviceSearch:
         tensors += [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
         return sum(tensor.nbytes for tensor in (*tensors, *self.beams))
 
-    def give(self, source: Tensor, prefix: Tensor | None = None, *, bos: int, min_len: int, max_len: int) -> None:
-        """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``.
-
-        ``prefix``: (sentences, at most max_len), what hypotheses begin with; pad where any token may stand.
-        """
+    def give(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> None:
+        """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``."""
         self.source.fill_(self.rules.pad)
         self.source[: source.shape[0], : source.shape[1]].copy_(source)
-        if self.prefix is not None and prefix is not None:
-            self.prefix.fill_(self.rules.pad)
-            self.prefix[: prefix.shape[1], : prefix.shape[0]].copy_(prefix.t())
-            self.prefix_length.fill_(prefix.shape[1])
-            self.min_len.fill_(min_len)
         self.bos.fill_(bos)
         for place, number in enumerate((0, min_len, max_len)):
             self.beams.limits[place].fill_(number)
@@ -209,15 +197,11 @@ class DeviceSearch:
     def step(self) -> None:
         """Add a token to every hypothesis."""
         rules, beams = self.rules, self.beams
-        forced = None
-        if self.prefix is not None:
-            forced = self.prefix.index_select(0, self.step_number).squeeze(0)
-            # as in fairseq no hypothesis of the batch is too short to end while there is a prefix
-            beams.limits[1:2].copy_(torch.where(self.step_number < self.prefix_length, 0, self.min_len))
+        logits = forbid_repeats(
+            self._decode(), self.history, ngram=rules.ngram, temperature=rules.temperature, pad=rules.pad
+        )
         candidates = ops.step_candidates(
-            restrict(
-                self._decode(), self.history, forced, ngram=rules.ngram, temperature=rules.temperature, pad=rules.pad
-            ),
+            logits,
             beams.scores,
             beams.limits,
             beams=rules.beam,
@@ -228,8 +212,7 @@ class DeviceSearch:
             unk=rules.unk,
             unk_penalty=rules.unk_penalty,
         )
-        values, words, parents = end_together(forced, rules.eos, *candidates)
-        ops.search_step(values, words, parents, beams, eos=rules.eos, stepwise=rules.stepwise is not None)
+        ops.search_step(*candidates, beams, eos=rules.eos, stepwise=rules.stepwise is not None)
         if rules.ngram:
             history = self.history.index_select(0, beams.order)
             self.history.copy_(torch.cat([history[:, 1:], beams.newest.unsqueeze(1)], dim=1))

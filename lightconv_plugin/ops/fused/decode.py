@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops.backend import takes
-from lightconv_plugin.ops.fused.training import attention, dropout, masked_softmax
+from lightconv_plugin.ops.fused.train import attention, dropout, masked_softmax
 
 MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates``' kernel takes; of beams ``search_step``'s too
 NEVER = -1  # the step in which a hypothesis ended that there is not
@@ -161,10 +161,7 @@ def beam_candidates(
         return torch.ops.lightconv.beam_candidates(
             logits, scores, beams, count, temperature, pad, unk, unk_penalty, *tokens
         )
-    vocab_size = logits.shape[1]
-    values = torch.log_softmax(logits / temperature, dim=-1)
-    values = values.masked_fill(values.isnan(), -math.inf)
-    values[:, unk] -= unk_penalty
+    values = _log_probabilities(logits, temperature, unk, unk_penalty)
     # by slices: a number becomes a tensor on the CPU first, and a GPU waits for its copy
     values[:, pad].fill_(-math.inf)
     if banned is not None:
@@ -172,8 +169,19 @@ def beam_candidates(
     if only is not None:
         values[:, :only].fill_(-math.inf)
         values[:, only + 1 :].fill_(-math.inf)
-    if scores is not None:
-        values += scores.unsqueeze(1)
+    return _best(values if scores is None else values + scores.unsqueeze(1), beams, count)
+
+
+def _log_probabilities(logits: Tensor, temperature: float, unk: int, unk_penalty: float) -> Tensor:
+    values = torch.log_softmax(logits / temperature, dim=-1)
+    values = values.masked_fill(values.isnan(), -math.inf)
+    values[:, unk] -= unk_penalty
+    return values
+
+
+def _best(values: Tensor, beams: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores, tokens and beams of the ``count`` best of a sentence's rows, of which it has ``beams``."""
+    vocab_size = values.shape[1]
     best, index = values.view(-1, beams * vocab_size).topk(count)
     return best, index % vocab_size, index // vocab_size
 
@@ -205,12 +213,8 @@ def step_candidates(
     tokens = torch.arange(logits.shape[1], device=logits.device)
     is_end = tokens == eos
     banned = (tokens == pad) | (is_end & (step < min_len)) | (~is_end & (step >= max_len))
-    values = torch.log_softmax(logits.float() / temperature, dim=-1)
-    values = values.masked_fill(values.isnan(), -math.inf)
-    values[:, unk] -= unk_penalty
-    values = values.masked_fill(banned, -math.inf) + scores.unsqueeze(1)
-    best, index = values.view(-1, beams * len(tokens)).topk(count)
-    return best, index % len(tokens), index // len(tokens)
+    values = _log_probabilities(logits.float(), temperature, unk, unk_penalty)
+    return _best(values.masked_fill(banned, -math.inf) + scores.unsqueeze(1), beams, count)
 
 
 class Beams(NamedTuple):

@@ -1,0 +1,28 @@
+"""List all commands."""
+
+import ast
+import sys
+
+from scripts.common import CHECKOUT
+from scripts.common.terminal import aligned
+
+
+def commands() -> list[list[str]]:
+    """Each command with the first line of its docstring. Nothing is imported."""
+    found = []
+    folders = [CHECKOUT / name for name in ("data_prep", "lightconv_plugin", "scripts")]
+    for path in sorted(path for folder in folders for each in ("*.py", "*/__main__.py") for path in folder.glob(each)):
+        text = path.read_text(encoding="utf-8")
+        if '\nif __name__ == "__main__":\n' in text:
+            module = ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__main__")
+            found.append([f"python -m {module}", str(ast.get_docstring(ast.parse(text))).split("\n")[0]])
+    return found
+
+
+if __name__ == "__main__":
+    listed = "\n".join(aligned(commands(), left=2))
+    if len(sys.argv) > 1:
+        sys.exit(
+            f"error: there is no command `{sys.argv[1]}` here; give one of these, which all have --help:\n{listed}"
+        )
+    print(listed)
