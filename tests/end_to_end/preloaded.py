@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import traceback
@@ -28,17 +27,17 @@ exit "$(<{folder}/$$)"
 def become(asker: Path, python: str) -> None:
     """Be the command that asks, up to its end."""
     _, name, *words = (asker / "cmdline").read_bytes().decode().split("\0")[:-1]
-    environment = (asker / "environ").read_bytes().decode().split("\0")[:-1]
+    environment = dict(line.split("=", 1) for line in (asker / "environ").read_bytes().decode().split("\0")[:-1])
     os.environ.clear()
-    os.environ.update(line.split("=", 1) for line in environment)
+    os.environ.update(environment)
     os.chdir(os.readlink(asker / "cwd"))
     for number in range(3):
         os.dup2(os.open(asker / "fd" / str(number), os.O_WRONLY if number else os.O_RDONLY), number)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()  # fairseq's import has made one
-    sys.path[:1] = [] if "-P" in words[:1] else [os.getcwd()]
-    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [*([] if "-P" in words[:1] else [os.getcwd()]), *given]
     sys.executable = python  # its own commands are forked as well
     if "-m" in words[:2]:
         sys.argv = words[words.index("-m") + 1 :]
@@ -69,12 +68,13 @@ def answer(folder: Path, asker: str) -> NoReturn:
 def serve(folder: Path) -> NoReturn:
     for each in ("fairseq", "torch._dynamo", "yaml", "sacrebleu"):
         importlib.import_module(each)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         for asker in (folder / "asked").read_text().split():
             if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 answer(folder, asker)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
+                pass
 
 
 @contextlib.contextmanager

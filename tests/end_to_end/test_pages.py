@@ -33,8 +33,7 @@ SHORTER = {
     "--arch pla_dynamicconv_lm_small": "--arch pla_dynamicconv_lm_small --cpu --num-workers 0",
     "-cutoff 2000,6000": "-cutoff 4,8",
     "--max-update 1500": "--max-update 2",
-    " --run\n": "\npython -m scripts.reproduce configs/manuals/dynamicconv.yaml\n",
-    "python -m scripts.reproduce configs/manuals/dynamicconv.yaml\n": r"""
+    " --run\n": r"""
 sed -i 's/max-update: .*/max-update: 3\n  save-interval-updates: 1/' configs/manuals/dynamicconv.yaml
 python -m scripts.reproduce configs/manuals/dynamicconv.yaml --devices 1
 """,

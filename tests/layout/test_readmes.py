@@ -93,7 +93,6 @@ def test_every_path_exists(page):
         for each in expanded(path)
         if not each.startswith(MADE) and "NAME" not in each
     ]
-    assert named
     for path in named:
         # from the checkout, or anywhere in the README's folder
         there = [*CHECKOUT.glob(path.rstrip("/")), *page.parent.rglob(path.rstrip("/"))]
