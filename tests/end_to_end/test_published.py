@@ -19,7 +19,7 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     """The good one has the BLEU of fairseq's own model and search; the one with kernels turned round has not."""
     monkeypatch.setenv("no_proxy", "*")
     work = tmp_path / "work"
-    with published(tmp_path, [GOOD, DAMAGED], {DAMAGED: "weights"}, updates=100) as table:
+    with published(tmp_path, [GOOD, DAMAGED], [DAMAGED]) as table:
         command = ["score", "all", "--models", str(table), "--out", str(work)]
         with pytest.raises(UserError, match=f"^1 of 2 models are not within 0.1 of the paper's figure: {DAMAGED};"):
             pretrained.main(command)
