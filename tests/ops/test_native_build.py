@@ -29,7 +29,7 @@ except ValueError as error:
 """
 
 
-def python(code: str, start: type[subprocess.Popen] = forks.Popen, **environment: str) -> subprocess.Popen[str]:
+def python(code: str, start: type[subprocess.Popen] = forks.Popen, /, **environment: str) -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if k not in ("CXX", "LIGHTCONV_CACHE", "LIGHTCONV_BACKEND")}
     return start(
         [sys.executable, "-c", code],
