@@ -144,7 +144,7 @@ MISTAKES = {
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
     "train: {lr: fast}": "`train.lr` is fast, which fairseq-train refuses: argument --lr: ",
     "train: {adam-betas: 0.9}": "a step with `train.optimizer`: cannot unpack",
-    "train: {encoder-attention-heads: 5}": "heads default to --encoder-attention-heads, the dimension to -",
+    "train: {encoder-attention-heads: 5}": "5 heads do not divide 32 channels; choose a divisor of 32",
     "train: {best-checkpoint-metric: bleu}": "expected one of loss, nll_loss, ppl, which a validation report",
     "train: {best-checkpoint-metric: accuracy}": "and accuracy train.report-accuracy: true",
     f"train: {{best-checkpoint-metric: bleu, {EVAL_BLEU}}}": "of which more is better, and the worst checkpoint would",
