@@ -184,6 +184,14 @@ def refuse_what_cannot_train() -> None:
                 "python -O leaves out asserts, in one of which fairseq writes checkpoint_last.pt and "
                 "checkpoint_best.pt: train without -O (and without PYTHONOPTIMIZE)."
             )
-        if hasattr(cfg, "common") and _on_cpu(cfg) and cfg.common.fp16:
-            raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
+        if hasattr(cfg, "common") and _on_cpu(cfg):
+            if cfg.common.fp16:
+                raise SetupError("--fp16 needs a GPU. On a CPU train with --bf16, or without either.")
+            processes, part = int(os.environ.get("WORLD_SIZE", 1)), "distributed_training.distributed_"
+            if processes > 1 and cfg.distributed_training.distributed_world_size == 1:  # under fairseq-hydra-train
+                raise SetupError(
+                    f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
+                    f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} "
+                    f"{part}backend=gloo '{part}rank=${{oc.env:RANK}}'."
+                )
         return original(self, cfg, *args, **kwargs)

@@ -128,10 +128,15 @@ def test_generation_is_asked_for_no_flags_of_training(monkeypatch) -> None:
     assert options.parse_args_and_arch(parser).arch == "wav2vec2"
 
 
-def test_what_cannot_train_is_refused_in_a_sentence(train: Train, tmp_path: Path, take_away: Any) -> None:
-    """fp16 on a CPU; and Python without asserts, which would write no checkpoint_last.pt."""
+def test_what_cannot_train_is_refused_in_a_sentence(train: Train, tmp_path: Path, take_away: Any, monkeypatch) -> None:
+    """fp16 on a CPU; processes that know nothing of each other; Python without asserts: no checkpoint_last.pt."""
     with pytest.raises(compat.SetupError, match="--fp16 needs a GPU"):
         train(tmp_path, "--max-update", "1", "--fp16")
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        patch.setattr(training, "_use_launched_processes", lambda cfg: None)  # fairseq-hydra-train starts before it
+        with pytest.raises(compat.SetupError, match=r"2 processes, but each .*distributed_world_size=2"):
+            train(tmp_path, "--max-update", "1")
     take_away(trainer.Trainer, "__init__")
     module: dict[str, Any] = {"__name__": training.__name__}
     exec(compile(inspect.getsource(training), training.__file__, "exec", optimize=1), module)
