@@ -104,7 +104,11 @@ STORED = zip_of_one("set/a", b"text" * 100)
         ("a.zip", zip_of_one(create_system=3, external_attr=0o120777 << 16), "member a is a link"),
         ("a.zip", STORED.replace(b"texttext", b"Texttext", 1), r"member set/a is damaged"),
         ("a.tgz", PACK["gz"](b""), "empty"),
-        ("a.tgz", packed("a.tgz", {"set/a.gz": PACK["gz"](b"text")[:12], "set/last": b"2"}), "member set/a.gz is damaged"),
+        (
+            "a.tgz",
+            packed("a.tgz", {"set/a.gz": PACK["gz"](b"text")[:12], "set/last": b"2"}),
+            "member set/a.gz is damaged",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else None,
 )
@@ -127,9 +131,11 @@ def test_archives_that_are_odd_and_whole(tmp_path):
 
 def test_memory_does_not_grow_with_the_members(tmp_path):
     archive = pack(tmp_path / "a.tar", {**{f"set/{n}": b"" for n in range(3_000)}, "zeros": bytes(16 << 20)})
+    total = 0
     tracemalloc.start()
     for _, stream in named_members(archive, ["zeros"]):
-        total = sum(len(block) for block in iter(lambda: stream.read(1 << 16), b""))
+        while block := stream.read(1 << 16):
+            total += len(block)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert total == 16 << 20

@@ -155,7 +155,7 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
     whole = catalogue(MESSAGES, order=order, charset=charset)
     assert set(messages_of(whole)) == READ
     for size in range(len(whole) - 1):  # the last byte only ends the last string
-        with pytest.raises(ValueError, match=r"not a catalogue|cut short|unpack_from"):
+        with pytest.raises(ValueError, match=r"not a catalogue|unpack_from"):
             messages_of(whole[:size])
     if charset != "UTF-8":
         for name in (b"UTF-8     ", b"KLINGON-88"):

@@ -110,14 +110,6 @@ def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
     assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
 
 
-@pytest.mark.parametrize("every", [2, 7, 60, 1333])
-def test_every_nth_line_counts_over_all_blocks(tmp_path: Path, every: int):
-    rows = [(f"{n}", f"{n}") for n in range(1, 2001)]
-    splits = rows_of(made(tmp_path, rows, {"hold_out": {"splits": ["train"], "into": "rest", "every": every}}))
-    assert splits["rest"] == [row for row in rows if int(row[0]) % every == 0]
-    assert splits["train"] == [row for row in rows if int(row[0]) % every]
-
-
 def test_an_engine_of_bpe_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "fastBPE", None)
     with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
@@ -222,6 +214,7 @@ NO_UTF_8 = b"\n".join([b"10004 \xff\xfe", b"x", b"10006 \xc3"])
         ),
         ({"valid.de": None}, STEPS, {}, r"a.tgz has no member valid.de"),
         ({"test.en": b"", "test.de": b""}, STEPS, {}, "a.tgz, test.en has no lines"),
+        ({}, STEPS, {"packed": False}, r"raw has no a\.tgz; run python -m data_prep"),
         ({}, STEPS, SUMS, r"a.tgz, \w+.en: got MD5 [0-9a-f]{32}, expected 0{32}; delete .*a.tgz and fetch it again"),
         ({"train.de": NO_UTF_8}, STEPS, {}, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
         ({"train.en": b"a\r\n" * 20}, [], {}, "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
@@ -252,12 +245,6 @@ def test_raw_text_that_is_wrong(place: Place, changed: dict[str, bytes | None], 
     with pytest.raises(UserError, match=message):
         place.prepare(*steps, **more)
     assert not place.out.exists()
-
-
-def test_an_archive_that_is_missing(place: Place):
-    (place.folder / "raw").mkdir()
-    with pytest.raises(UserError, match=r"raw has no a\.tgz; run python -m data_prep"):
-        place.prepare(packed=False)
 
 
 @pytest.mark.parametrize("reader", ["plain", "iwslt_tags"])
@@ -385,7 +372,6 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
     ("edited", "goes_on"),
     [
         ("code/text/unicode_14.txt", False),
-        ("code/sources/text.py", False),
         ("raw/a.tgz", False),
         ("code/binarise.py", True),
         ("raw/b.zip.bad", True),
