@@ -40,8 +40,7 @@ def all_of_them(article: str, summary: str) -> Examples:
     return [(split, (article.format(n), summary.format(n))) for split, n in zip(splits, numbers, strict=True)]
 
 
-@pytest.mark.parametrize("cnn", ["bytes", "characters"])
-@pytest.mark.parametrize("dailymail", ["bytes", "characters"])
+@pytest.mark.parametrize(("cnn", "dailymail"), [("bytes", "characters"), ("characters", "bytes")])
 def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, cnn: str, dailymail: str):
     collection, other = Collection(unit=dailymail), Collection(unit=cnn)
     collection.metadata |= {name: data for name, data in other.metadata.items() if "/cnn/" in name}
@@ -68,21 +67,18 @@ def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
     assert report["stories"]["listed more than once"] == 1  # which stays where it came first
 
 
-def change(collection: Collection, kind: str, data: bytes | None) -> None:
-    """Replace, or take away, the file of that kind of CNN's first story."""
+def change(collection: Collection, kind: str, data: bytes | None, number: int = 0) -> None:
+    """Replace, or take away, the file of that kind of a story of CNN."""
     files = collection.stories if kind == "stories" else collection.metadata
-    (name,) = (name for name in files if f"cnn/{kind}/{key(story('cnn', 0).address)}" in name)
+    (name,) = (name for name in files if f"cnn/{kind}/{key(story('cnn', number).address)}" in name)
     del files[name]
     if data is not None:
         files[name] = data
 
 
 def only(paragraphs: tuple[str, ...], highlights: tuple[str, ...]) -> dict[str, bytes | None]:
-    one = Story(story("cnn", 0).address, paragraphs, highlights, story("cnn", 0).entities)
-    return {
-        kind: text.encode()
-        for kind, text in (("stories", one.text), ("tokens", one.tokens()), ("entities", one.entity_file()))
-    }
+    one = Story("", paragraphs, highlights, story("cnn", 0).entities)
+    return {"stories": one.text.encode(), "tokens": one.tokens().encode(), "entities": one.entity_file().encode()}
 
 
 UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
@@ -103,17 +99,21 @@ UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "reason"), UNUSABLE)
-def test_a_story_that_cannot_be_used_is_left_out_and_counted(tmp_path: Path, changed, reason: str):
-    collection = Collection(count=60)
-    for kind, data in changed.items():
-        change(collection, kind, data)
-    folder = collection.write(tmp_path)
-    plain = [rebuilt(folder, STORIES, plain_rows)] if len(changed) == 3 else []
-    for examples, report in (rebuilt(folder), *plain):
-        assert len(examples) == 119
-        assert report["stories"][f"cnn: {reason}"] == 1
-        assert examples[0][1][0] in (ARTICLE.format(1), PLAIN.format(1))
+def test_stories_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("data_prep.sources.cnn_dm.MAX_UNUSABLE", 1)
+    collection = Collection(count=20)
+    for number, (changed, _) in enumerate(UNUSABLE):
+        for kind, data in changed.items():
+            change(collection, kind, data, number)
+    examples, report = rebuilt(collection.write(tmp_path))
+    assert Counter(f"cnn: {reason}" for _, reason in UNUSABLE).items() <= report["stories"].items()
+    assert (len(examples), examples[0][1][0]) == (40 - len(UNUSABLE), ARTICLE.format(len(UNUSABLE)))
+    examples, report = rebuilt(tmp_path, STORIES, plain_rows)
+    # of the story of other words, highlights are missing too
+    bad = {"cnn: not UTF-8": 1, "cnn: empty article": 1, "cnn: no highlights": 2}
+    bad["dailymail: listed, but not in the archive"] = 1  # where one is looked for that is not CNN's
+    assert bad.items() <= report["stories"].items()
+    assert len(examples) == 40 - sum(bad.values())
 
 
 def shifted(collection: Collection) -> None:
@@ -184,11 +184,8 @@ def test_entities_that_overlap_count_once():
 )
 def test_offsets_beside_the_text(text: str, spans: list[tuple[int, int]], unit: str, tokens: list[str], misplaced: int):
     assert tokens_at(text, spans, unit=unit) == (tokens, misplaced)
-
-
-def test_ascii_stories_are_no_evidence():
-    (evidence := Evidence()).add("ab cd", [(0, 1)])
-    assert (evidence.stories, evidence.unit("cnn")) == (0, "bytes")
+    (evidence := Evidence()).add(text, spans)
+    assert evidence.stories == (not text.isascii())
 
 
 words = st.lists(st.text(alphabet="aéß–“中𝄞", min_size=1, max_size=5), min_size=1, max_size=12)
