@@ -206,7 +206,7 @@ REFUSED = {
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
     "train: {lr: fast}": "`train.lr` is fast, which fairseq-train refuses: argument --lr: ",
     "train: {lr: [0.01, 0.02]}": "build `train.optimizer` and `train.lr-scheduler`: Cannot use a fixed learning rate",
-    "train: {encoder-attention-heads: 5}": "heads default to --encoder-attention-heads, the dimension to -",
+    "train: {encoder-attention-heads: 5}": "5 heads do not divide 32 channels; choose",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: beam}}": "build the model of `train`: Expecting value",
     "dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null": "with --joined-dictionary",
     "average: {last: 9}\ntune: null": "`average.last` asks for 9 checkpoints by update",
