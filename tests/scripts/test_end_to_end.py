@@ -16,11 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.dataset import load_dataset
 from data_prep.text import bpe
-from lightconv_plugin.export import __main__ as export
 from lightconv_plugin.models import LightConvModel
 from scripts import generate, translate, tune
 from scripts.common.errors import UserError
@@ -82,8 +80,8 @@ def write_corpus(folder: Path) -> None:
     rng = random.Random(5)
     (folder / "raw").mkdir(parents=True)
     # words of two pieces or one: BPE has something to do and to undo
-    counts = get_vocabulary([f"{text} ." for pair in WORDS.items() for text in pair])
-    (folder / "codes").write_text(bpe.learn_from_counts(counts.items(), merges=30), encoding="utf-8")
+    counts = [(word, 9) for pair in WORDS.items() for word in pair]
+    (folder / "codes").write_text(bpe.learn_from_counts(counts, merges=28), encoding="utf-8")
     cut = bpe.encoder(codes=str(folder / "codes"))
     for part, count in (("train", 300), ("valid", 20), ("test", 30)):
         lines = [rng.choices(list(WORDS), k=rng.randint(4, 6)) for _ in range(count)]
@@ -276,7 +274,7 @@ def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(asked
     answers = (b"".join(first) + out).decode().split("\n")
     assert answers.pop() == ""
     assert len(answers) == len(lines)
-    assert sum(map(str.__eq__, answers, right)) >= 15, list(zip(answers, right, strict=False))
+    assert sum(map(str.__eq__, answers, right)) >= 20, list(zip(answers, right, strict=False))
     assert answers[30] == answers[32] == ""
     assert answers[31] != ""
     assert answers[33].count("eins") > 3
@@ -306,7 +304,7 @@ def test_the_plugin_is_told_the_precision_and_a_model_that_is_no_number_is_named
 
 @pytest.mark.slow
 def test_every_door_gives_one_text(data, finished, asked, ask, tmp_path):
-    """fairseq-generate, fairseq-interactive with its flags, ONNX, the hub, the run and its checkpoint to translate."""
+    """fairseq-generate, -interactive, the hub, the run and its checkpoint to translate; tests/export has ONNX."""
     output = read_lines(data / "toy" / "seed1" / "hypotheses" / "hypotheses.tok")
     assert len(set(output)) > 10
     settings = find_trained(asked.run).generate | {"batch-size": 1}
@@ -319,11 +317,6 @@ def test_every_door_gives_one_text(data, finished, asked, ask, tmp_path):
     joined = unit_joiner("subword_nmt")
     assert joined
     text = list(map(joined, units))  # what the model's own codes cut
-    export.main([str(asked.model), str(tmp_path / "onnx")])
-    command = [sys.executable, str(tmp_path / "onnx" / "decode.py"), "--beam", "2", "--max-len-b", "20"]
-    latin = os.environ | {"PYTHONIOENCODING": "latin-1"}
-    done = subprocess.run(command, input="\n".join(text).encode(), capture_output=True, check=True, env=latin)
-    assert done.stdout.decode().split("\n")[:-1] == output
     languages: dict[str, Any] = {"source_lang": "en", "target_lang": "de"}
     for lines, more in ((text, {}), (units, {"bpe": None})):
         where = (str(asked.model.parent), asked.model.name, str(data / "binarised"))
