@@ -7,8 +7,6 @@ tests/ops/test_fused_train.py (checkpoints), tests/compat/test_data_parallel.py 
 
 import copy
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -215,10 +213,11 @@ CASES: list[tuple[Recorder, Model, list[tuple[Any, ...]]]] = [
     *(  # more and fewer positions than the example has
         (recorder, Model(kind, **options), [(torch.randn(*shape, C),) for shape in ((6, 2), (9, 3), (3, 2))])
         for name, recorder in RECORDERS.items()
-        for kind, options in (
-            (DynamicConv, {"return_state": True, "batch_first": True}),
-            *((DynamicConv, {}), (LightweightConv, {}), (LightweightConv, {"return_state": True})),
-        )[: 1 if name == "torch.onnx.export" else None]  # which takes seconds each, and is torch.export inside
+        for kind, options in ((DynamicConv, {"return_state": True, "batch_first": True}), (LightweightConv, {}))[
+            : 1
+            if name == "torch.onnx.export"
+            else None  # which takes seconds each, and is torch.export inside
+        ]
     ),
     *(
         (traced, Step(kind), [(torch.randn(1, n, C), torch.randn(t, n, C)) for t, n in ((1, 2), (1, 3), (K - 1, 3))])
@@ -266,21 +265,6 @@ def test_floating_point_operations_are_counted(kind):
     with FlopCounterMode(display=False) as counter:
         out.sum().backward()
     assert counter.get_total_flops() == 2 * expected
-
-
-COUNTED_FIRST = """
-import torch
-from lightconv_plugin import ops
-from torch.utils.flop_counter import FlopCounterMode
-with FlopCounterMode(display=False) as counter:
-    ops.light_conv(torch.ones(5, 2, 8), torch.ones(2, 3), padding_l=2)
-print(counter.get_total_flops())
-"""
-
-
-def test_they_are_counted_from_a_process_s_first_call_on():
-    done = subprocess.run([sys.executable, "-c", COUNTED_FIRST], capture_output=True, text=True)
-    assert done.stdout == f"{2 * 5 * 2 * 8 * 3}\n", done.stderr
 
 
 if TYPE_CHECKING:  # wrong names and types are found by mypy, to which an ignored error that there is not is one

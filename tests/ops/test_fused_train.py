@@ -17,8 +17,6 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.layers import Residual
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.fused import train
-from tests.models import test_architectures as small
-from tests.models.test_changed_parts import Negated
 from tests.ops.conftest import each_run
 from tests.ops.philox import cpu_dropout_factors, dropout_factors
 from tests.tolerances import assert_close
@@ -432,23 +430,3 @@ def test_in_a_block(normalize_before, hooked, cuda_kernels, monkeypatch):
     want = x + 2 * block.layer_norm(x) if normalize_before else F.layer_norm(3 * x, (6,))
     assert_close(out.detach(), want.detach())
     assert called.called == (not normalize_before and not hooked)
-
-
-def test_a_whole_model(cuda_kernels, monkeypatch):
-    """Gradients of all parameters, by these kernels as by the definition."""
-    arch = "pla_dynamicconv_iwslt_de_en"
-    task = small.task(arch)
-    model, batch = small.build(arch, task).eval(), small.toy_batch(arch, task)
-    model.decoder.layers[0].ffn = Negated(model.decoder.layers[0].ffn)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    called = mock.Mock(wraps=train.native_residual_norm)
-    monkeypatch.setattr(train, "native_residual_norm", called)
-    results = []
-    for backend in ("auto", "reference"):
-        monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-        loss, size, _ = small.criterion(model, task)(model, batch)
-        results.append(torch.autograd.grad(loss / size, parameters))
-    blocks = (*model.encoder.layers, *model.decoder.layers)
-    assert called.call_count == sum(isinstance(m, Residual) for block in blocks for m in block.modules())
-    for got, want in zip(*results, strict=True):
-        assert_close(got, want)
