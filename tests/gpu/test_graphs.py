@@ -14,7 +14,6 @@ from tests.models import test_architectures as small
 from tests.ops import native
 from tests.tolerances import assert_close
 
-ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 
 
