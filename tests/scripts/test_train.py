@@ -260,7 +260,7 @@ def test_fp16_without_a_gpu_becomes_float32(place):
 def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatch):
     place.config(CONFIG + "precision: auto\n")
     said = place.fail("broken", BREAK_AT="3")
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"slower": "its units are slow"})
+    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": "its units are slow"})
     assert (said + place.train()).count("train: auto takes bf16") == 2
     assert place.facts["precision"] == "bf16"
     assert place.facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
