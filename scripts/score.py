@@ -20,7 +20,7 @@ from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.provenance import signature
 from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
 from scripts.pipeline.config import Config, config_parser, given_config
-from scripts.scoring.detokenise import detokenise, lowercases
+from scripts.scoring.detokenise import detokeniser, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
 from scripts.scoring.score_names import COMPARED, FAMILY, NAMES
 from scripts.scoring.significance import counts
@@ -47,7 +47,7 @@ def read_hypotheses(folder: Path, language: str, dataset: Dataset) -> Side:
     """
     read_json(folder / "generation.json")  # only a complete folder has it
     tokenised = read_lines(folder / "hypotheses.tok")
-    return Side(tokenised, detokenise(tokenised, language, dataset))
+    return Side(tokenised, [*map(detokeniser(language, dataset), tokenised)])
 
 
 def read_references(folder: Path, untouched: Path) -> Side:

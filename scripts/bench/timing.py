@@ -13,7 +13,7 @@ from torch.utils.benchmark import timer  # a clock that waits for the GPU
 
 from lightconv_plugin import ops
 from scripts.common.provenance import processor
-from scripts.fairseq_io.precision import bf16_unsupported_reason
+from scripts.fairseq_io.precision import bf16_reasons
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
@@ -26,7 +26,7 @@ def precisions(args: Namespace) -> list[str]:
     """The precisions that are measured, fp32 first: bf16 where a CPU has the units, fp16 for a search on a GPU."""
     if args.device != "cpu":
         return ["fp32", "fp16"] if args.what == "decode" else ["fp32"]
-    if lacking := bf16_unsupported_reason():
+    if lacking := bf16_reasons()["unsupported"]:
         print(f"not measured in bf16: {lacking}")
     return ["fp32"] if lacking else ["fp32", "bf16"]
 

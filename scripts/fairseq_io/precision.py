@@ -57,13 +57,13 @@ def take_precision(asked: str, devices: Devices, train: Mapping[str, Any], *, au
     if not str(train.get("arch", OURS)).startswith(OURS):
         return PrecisionChoice("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
     if asked == "bf16":
-        lacking = bf16_unsupported_reason()
+        lacking = bf16_reasons()["unsupported"]
         return PrecisionChoice("fp32", f"bf16 takes fp32: {lacking}") if lacking else PrecisionChoice("bf16")
     if devices.nodes > 1:
         return PrecisionChoice(
             "fp32", "auto takes fp32: the processors of several machines may differ; ask for bf16 by name"
         )
-    if slower := bf16_slower_reason():
+    if slower := bf16_reasons()["slower"]:
         return PrecisionChoice("fp32", f"auto takes fp32: {slower}")
     return PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it")
 
@@ -95,19 +95,13 @@ def check_precision(given: str | None, *, gpu: bool) -> None:
         raise UserError("--precision is fp16, which is for GPUs, and torch sees none; take fp32 or bf16")
 
 
-def bf16_unsupported_reason() -> str | None:
-    """Return the reason why the plugin would multiply in float32 on this processor, or None."""
-    return _ask_plugin()["unsupported"]
-
-
-def bf16_slower_reason() -> str | None:
-    """Return the reason why float32 is to be preferred to bfloat16 on this processor, or None."""
-    return _ask_plugin()["slower"]
-
-
 @functools.cache
-def _ask_plugin() -> dict[str, str | None]:
-    """Have a process of its own ask: torch is heavy, and the plugin may have to be compiled."""
+def bf16_reasons() -> dict[str, str | None]:
+    """Return why the plugin would multiply in float32 on this processor (``unsupported``), and why float32 is to be
+    preferred to bfloat16 (``slower``); None for no reason.
+
+    A process asks: torch is heavy, and the plugin may have to be compiled.
+    """
     said, _ = ask_python("-m", __name__, failed="the processor's units cannot be found out")
     return json.loads(said)
 

@@ -1,7 +1,7 @@
 """From the units of a prepared line back to words, and from words to text as people write it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from data_prep.dataset import Dataset
 from data_prep.text.languages import CHINESE, JAPANESE, is_published, rules_of, scripts_of
@@ -58,11 +58,6 @@ def detokeniser(language: str, dataset: Dataset) -> Callable[[str], str]:
         return _APOSTROPHE.sub("\u2019", text) if known else _PAIRS.sub(r"\1\2\3", _BEFORE_STOP.sub(r"\1", text))
 
     return of
-
-
-def detokenise(lines: Sequence[str], language: str, dataset: Dataset) -> list[str]:
-    """``detokeniser`` of lines."""
-    return list(map(detokeniser(language, dataset), lines))
 
 
 def escapes(dataset: Dataset) -> bool:

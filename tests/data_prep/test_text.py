@@ -26,7 +26,7 @@ from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
 from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
-from scripts.scoring.detokenise import detokenise
+from scripts.scoring.detokenise import detokeniser
 from tests.data_prep.samples import with_steps
 
 CLEAN = pair_filter(min_words=2, max_words=5, max_ratio=2.5)
@@ -148,13 +148,13 @@ def test_no_other_program_decides_what_a_chinese_word_is(tmp_path: Path, monkeyp
 def test_tokens_and_back(line: str, escape: bool):
     tokens = tokeniser(language="en", escape=escape)(line)
     assert ("&" in line and "&amp;" in tokens) is (escape and "&" in line)
-    (back,) = detokenise([tokens], "en", with_steps({"tokenise": {"escape": escape}}))
+    back = detokeniser("en", with_steps({"tokenise": {"escape": escape}}))(tokens)
     assert back == line
 
 
 def test_an_entity_in_the_text_survives():
     tokens = tokeniser(language="en", escape=False)("write &amp; for &")
-    (back,) = detokenise([tokens], "en", with_steps({"tokenise": {"escape": False}}))
+    back = detokeniser("en", with_steps({"tokenise": {"escape": False}}))(tokens)
     assert back.replace(" ", "") == "write&amp;for&"
 
 

@@ -1,18 +1,12 @@
-"""Stand-ins for the models that the paper's authors published, on a server of this machine, to try `pretrained score`.
+"""Stand-ins for two of the models that the paper's authors published, on a server of this machine.
 
-    python -m tests.scripts.published_server DIR [NAME ...] [--damage NAME ...]
-
-Each archive of configs/published.yaml (or of the models NAME) is made with a small model of fairseq's own class,
-trained for some seconds and saved as one of fairseq's versions saved it. Its test set comes in archives of the true
-names, members and tags. The BLEU of fairseq's own model and search on that test set stands for the paper's figure. The
-command that scores them is printed. With a damaged model, in which one layer's kernels are turned round, it ends with
-status 1 and names that model.
+Each archive is made with a small model of fairseq's own class, trained for some seconds and saved as one of fairseq's
+versions saved it. Its test set comes in archives of the true names, members and tags. The BLEU of fairseq's own model
+and search on that test set stands for the paper's figure. In a damaged model one layer's kernels are turned round.
 """
 
-import argparse
 import random
 import re
-import time
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,44 +26,41 @@ from subword_nmt.learn_bpe import get_vocabulary
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.text.bpe import learn_from_counts
-from scripts.pretrained import FILE, Published, choose, each_archive, read_published
+from scripts.pretrained import FILE, Published, choose, read_published
 from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
 
-TEST_LINES, TRAINING_LINES, UPDATES = 40, 400, 150
-# a word in each language of the five; some with a hyphen or an ampersand, for compounds and escapes
+TEST_LINES, TRAINING_LINES, UPDATES = 20, 400, 150
+# a word in each language; some with a hyphen or an ampersand, for escapes
 WORDS = [
-    ("the", "der", "le", "中国"),
-    ("market", "Markt", "marché", "市场"),
-    ("city", "Stadt-Mitte", "ville", "城市"),
-    ("house", "Haus", "maison", "房子"),
-    ("water", "Wasser", "eau", "水"),
-    ("people", "Leute", "gens", "人民"),
-    ("and", "&", "&", "和"),
-    ("today", "heute", "aujourd'hui", "今天"),
-    ("government", "Landes-Regierung", "gouvernement", "政府"),
-    ("economy", "Wirtschaft", "économie", "经济"),
-    ("world", "Welt", "monde", "世界"),
-    ("says", "sagt", "dit", "说"),
+    {"en": "the", "de": "der", "zh": "中国"},
+    {"en": "market", "de": "Markt", "zh": "市场"},
+    {"en": "city", "de": "Stadt-Mitte", "zh": "城市"},
+    {"en": "house", "de": "Haus", "zh": "房子"},
+    {"en": "water", "de": "Wasser", "zh": "水"},
+    {"en": "people", "de": "Leute", "zh": "人民"},
+    {"en": "and", "de": "&", "zh": "和"},
+    {"en": "today", "de": "heute", "zh": "今天"},
+    {"en": "government", "de": "Landes-Regierung", "zh": "政府"},
+    {"en": "economy", "de": "Wirtschaft", "zh": "经济"},
+    {"en": "world", "de": "Welt", "zh": "世界"},
+    {"en": "says", "de": "sagt", "zh": "说"},
 ]
-LANGUAGES = ("en", "de", "fr", "zh")
-# of the source and the target as public programs name them; a file of each. Of the others: bpecodes, a guess.
+# of the source and the target as public programs name them; a file of each
 # bpecodes beside zh.code and en.code holds one of these two: the source is not to be cut by it
 CODES = {"iwslt14.de-en": ("code",), "wmt17.zh-en": ("zh.code", "en.code")}
+ARCHITECTURES = {"iwslt14.de-en": "lightconv_iwslt_de_en", "wmt17.zh-en": "lightconv_wmt_zh_en_big"}
 SIZES = {f"{side}_{name}": 32 for side in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")}
-# names of parameters, settings, torch's new file format or not: until 2020 there was no cfg
-FORMS = [("ancient", "args", False), ("early", "args", False), ("early", "args", True), ("late", "cfg", True)]
 
 
 def sentences(source: str, target: str, count: int, seed: int) -> list[tuple[str, str]]:
     """Pairs of lines as people write them, a word for a word."""
     draw = random.Random(seed)
-    sides = [LANGUAGES.index(language) for language in (source, target)]
     result = []
     for _ in range(count):
         words = draw.choices(WORDS, k=draw.randint(3, 8))
-        lines = [("" if side == 3 else " ").join(word[side] for word in words) for side in sides]
+        lines = [("" if side == "zh" else " ").join(word[side] for word in words) for side in (source, target)]
         result.append((f"{lines[0]} .", f"{lines[1]} ."))
     return result
 
@@ -101,10 +92,9 @@ def make_test_set(of: str, name: str, folder: Path) -> SmallSet:
     texts = [[pair[side].replace("&", "&amp;") for pair in pairs] for side in (0, 1)]
     codes = folder / f"{of}.codes"
     codes.write_text("#version: 0.2\nq q</w>\n")  # no merge: the characters of words, from which the words come back
-    tokens = [
-        [_words(line_steps(dataset, dataset.languages[side], codes)(line)) for line in texts[side]] for side in (0, 1)
-    ]
-    joint = dataset.binarise.joined_dictionary or of.startswith("iwslt")
+    cutters = [line_steps(dataset, language, codes) for language in dataset.languages]
+    tokens = [[_words(cut(line)) for line in lines] for cut, lines in zip(cutters, texts, strict=True)]
+    joint = len(CODES[of]) == 1
     counts = [get_vocabulary([*tokens[0], *tokens[1]] if joint else tokens[side]) for side in (0, 1)]
     learnt = [learn_from_counts(words.items(), merges=70) for words in counts]
     units = []
@@ -114,7 +104,7 @@ def make_test_set(of: str, name: str, folder: Path) -> SmallSet:
         units.append([step(line) for line in texts[side]])
     dictionaries = [Dictionary(), Dictionary()]
     for side in (0, 1):
-        for line in [*units[0], *units[1]] if dataset.binarise.joined_dictionary else units[side]:
+        for line in units[side]:
             for unit in line.split():
                 dictionaries[side].add_symbol(unit)
         dictionaries[side].finalize(padding_factor=8)
@@ -122,7 +112,7 @@ def make_test_set(of: str, name: str, folder: Path) -> SmallSet:
     for side, language in enumerate(dataset.languages):
         dictionaries[side].save(str(codes))
         files[f"dict.{language}.txt"] = codes.read_bytes()
-    for content, file in zip(learnt, CODES.get(of, ("bpecodes",)), strict=False):
+    for content, file in zip(learnt, CODES[of], strict=False):
         files[file] = content.encode()
     if of == "wmt17.zh-en":
         files["bpecodes"] = learnt[1].encode()
@@ -171,45 +161,32 @@ def figure(model: Any, test_set: SmallSet, published: Published) -> float:
         moses = MosesDetokenizer(lang=test_set.dataset.target)
         raw = [pair[1].replace("&", "&amp;") for pair in test_set.test]
         return float(BLEU().corpus_score([moses.detokenize(line.split()) for line in found], [raw]).score)
-    if published.measure == "bleu_compounds":
-        found, references = (
-            [re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", x) for x in side] for side in (found, references)
-        )
     return float(BLEU(tokenize="none", smooth_method="none", force=True).corpus_score(found, [references]).score)
 
 
 def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace]:
     """Train a model of fairseq's own class as the name says it is."""
     task = Namespace(source_dictionary=test_set.dictionaries[0], target_dictionary=test_set.dictionaries[1])
-    arch = {"de-en": "iwslt_de_en", "en-de": "wmt_en_de_big", "en-fr": "wmt_en_fr_big", "zh-en": "wmt_zh_en_big"}
     options: dict[str, Any] = {f"{side}_conv_type": published.conv_type for side in ("encoder", "decoder")}
     # of LightConv, as the paper counts its parameters, in the encoder alone
-    options |= {
-        "encoder_glu": published.glu,
-        "decoder_glu": published.glu and published.conv_type == "dynamic",
-        **SIZES,
-    }
-    options |= {"share_all_embeddings": test_set.dataset.binarise.joined_dictionary, "dropout": 0.0}
-    options |= {"weight_softmax": True, "attention_dropout": 0.0, "weight_dropout": 0.0}
+    options |= {"encoder_glu": published.glu, "decoder_glu": False, "share_all_embeddings": False, **SIZES}
+    options |= {"weight_softmax": True, "dropout": 0.0, "attention_dropout": 0.0, "weight_dropout": 0.0}
     options |= {"source_lang": test_set.dataset.source, "target_lang": test_set.dataset.target}
-    model, args = common.theirs(task, f"lightconv_{arch[published.of[-5:]]}", **{**common.TINY, **options})
+    model, args = common.theirs(task, ARCHITECTURES[published.of], **{**common.TINY, **options})
     train(model, test_set)
     return model, args
 
 
 def archive(
-    published: Published, model: Any, args: Namespace, test_set: SmallSet, form: int, damaged: bool, at: Path
+    published: Published, model: Any, args: Namespace, test_set: SmallSet, ancient: bool, damaged: bool, at: Path
 ) -> bytes:
-    """The .tar.gz: a folder with the model as a version of fairseq saved it, dictionaries and codes."""
-    layout, settings, zipped = FORMS[form % len(FORMS)]
+    """The .tar.gz: a folder with the model as an old version of fairseq saved it, dictionaries and codes."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if damaged:
-        name = next(name for name in state if re.search(r"decoder.*conv\.(weight|weight_linear\.weight)$", name))
-        state[name] = state[name].flip(-1 if "linear" not in name else 0)
-    if layout != "late":
-        shared = test_set.dataset.binarise.joined_dictionary
-        state = common.early_names(state, shared=shared, ancient=layout == "ancient")
-    content = common.save(at, state, args, settings=settings, zipped=zipped).read_bytes()
+        name = next(name for name in state if re.search(r"decoder.*conv\.weight$", name))
+        state[name] = state[name].flip(-1)
+    state = common.early_names(state, shared=False, ancient=ancient)
+    content = common.save(at, state, args, settings="args", zipped=False).read_bytes()
     at.unlink()
     folder, files = published.archive.removesuffix(".tar.gz"), {"model.pt": content, **test_set.files}
     return packed(published.archive, {f"{folder}/{name}": content for name, content in files.items()})
@@ -242,11 +219,10 @@ def small_config(model: Published, folder: Path) -> Path:
 
 
 @contextmanager
-def published(folder: Path, names: Sequence[str] = (), damaged: Collection[str] = ()) -> Iterator[Path]:
-    """Serve the models ``names`` (none: all); yields their table."""
+def published(folder: Path, names: Sequence[str], damaged: Collection[str]) -> Iterator[Path]:
+    """Serve the models ``names``; yields their table."""
     known, folder = read_published(), folder.resolve()
-    chosen = [choose(known, name) for name in names] or each_archive(known)
-    spoilt = [choose(known, name) for name in damaged]
+    chosen = [choose(known, name) for name in names]
     content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     content["test_sets"] = {key: dict(value) for key, value in content["test_sets"].items()}
@@ -254,14 +230,13 @@ def published(folder: Path, names: Sequence[str] = (), damaged: Collection[str] 
     test_sets = {of: make_test_set(of, dataset, folder) for of, dataset in datasets.items()}
     with serving() as site:
         content["url"] = f"{site.url}/models/"
-        for form, each in enumerate(chosen):
+        for each in chosen:
             test_set = test_sets[each.of]
             model, args = make_model(each, test_set)
             content["models"][each.name]["config"] = str(small_config(each, folder))
-            content["models"][each.name]["figure"] = found = round(figure(model, test_set, each), 2)
-            print(f"{each.name}: BLEU {found} by fairseq's own model", flush=True)
-            at = folder / "model.pt"
-            packed_model = archive(each, model, args, test_set, form, each in spoilt, at)
+            content["models"][each.name]["figure"] = round(figure(model, test_set, each), 2)
+            spoilt, at = each.name in damaged, folder / "model.pt"
+            packed_model = archive(each, model, args, test_set, each is chosen[0], spoilt, at)
             site.add(f"/models/{each.archive}", packed_model)
         for end, test_set in test_sets.items():
             file = folder / f"{test_set.dataset.name}_small.yaml"
@@ -270,27 +245,3 @@ def published(folder: Path, names: Sequence[str] = (), damaged: Collection[str] 
         table = folder / "published.yaml"
         table.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         yield table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="DIR", type=Path, help="for the table; an empty or a new folder")
-    parser.add_argument(
-        "names", metavar="NAME", nargs="*", help="models, as `pretrained list` prints them (default: all)"
-    )
-    parser.add_argument("--damage", metavar="NAME", action="append", default=[], help="turn its kernels round")
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # small models
-    with published(arguments.folder, arguments.names, arguments.damage) as table:
-        print(
-            f"\nserving, until Ctrl-C; in another terminal:\n  python -m scripts.pretrained score all --models {table}",
-            end="",
-        )
-        print(f" --out {arguments.folder / 'work'}", flush=True)
-        while True:
-            time.sleep(1)
-
-
-if __name__ == "__main__":
-    main()

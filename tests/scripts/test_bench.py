@@ -131,7 +131,7 @@ def test_commands_print_a_table_and_write_records(tmp_path, capsys, monkeypatch,
     monkeypatch.setattr(timing, "MIN_TURNS", 2)
     monkeypatch.setattr(decoding, "translation", small)
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
-    monkeypatch.setattr(timing, "bf16_unsupported_reason", lambda: None)
+    monkeypatch.setattr(timing, "bf16_reasons", lambda: {"unsupported": None})
     out, what = tmp_path / "records.json", arguments.split()[0]
     script.main([*arguments.split(), "--seconds", "0.01", "--out", str(out)])
     said, written = capsys.readouterr().out, json.loads(out.read_text())

@@ -317,10 +317,10 @@ def test_every_door_gives_one_text(data, finished, asked, ask, tmp_path):
     joined = unit_joiner("subword_nmt")
     assert joined
     text = list(map(joined, units))  # what the model's own codes cut
-    languages: dict[str, Any] = {"source_lang": "en", "target_lang": "de"}
+    of: dict[str, Any] = {"data_name_or_path": str(data / "binarised"), "source_lang": "en", "target_lang": "de"}
     for lines, more in ((text, {}), (units, {"bpe": None})):
-        where = (str(asked.model.parent), asked.model.name, str(data / "binarised"))
-        found = LightConvModel.from_pretrained(*where, **languages, **more).translate(lines, beam=2, max_len_b=20)
+        hub = LightConvModel.from_pretrained(str(asked.model.parent), asked.model.name, **{**of, **more})
+        found = hub.translate(lines, beam=2, max_len_b=20)
         assert (list(map(joined, found)) if more else found) == output
 
     back, raw = detokeniser("de", load_dataset("debian_en_de")), "\n".join(asked.text("en")).encode()

@@ -7,7 +7,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from scripts.common.errors import UserError
 from scripts.pipeline.config import Config
-from scripts.scoring.detokenise import detokenise, escapes, lowercases
+from scripts.scoring.detokenise import detokeniser, escapes, lowercases
 from scripts.scoring.metrics import Side, evaluate, measures, metric, split_compounds, tokeniser, words
 from scripts.scoring.score_names import KEYS, NAMES
 from tests.data_prep.samples import with_steps
@@ -76,14 +76,16 @@ def test_words_are_parted_at_the_blanks_of_ascii_alone(line):
 
 
 def test_text_as_people_write_it_is_scored_beside():
-    text = detokenise(["das ist gut , sagte er .", "&quot; R &amp; D &quot;"], "de", with_steps("tokenise"))
-    assert text == ["das ist gut, sagte er.", '"R & D"']
-    plain = with_steps({"tokenise": {"escape": False}})
-    assert detokenise(["R &amp; D"], "de", plain) == ["R &amp; D"]
-    assert detokenise(["Wörter , wie sie sind"], "de", with_steps("sentencepiece")) == ["Wörter , wie sie sind"]
-    assert detokenise(["l ’ eau d' ici , ‘ 3 ’ pieds ’"], "fr", plain) == ["l’eau d'ici, ‘ 3 ’ pieds ’"]
-    chinese = "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
-    assert detokenise([chinese], "zh_CN", plain) == ["提供 GNOME 的开发文件（版本 3.2），和文档。"]
+    plain, chinese = with_steps({"tokenise": {"escape": False}}), "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
+    for language, dataset, tokens, text in (
+        ("de", with_steps("tokenise"), "das ist gut , sagte er .", "das ist gut, sagte er."),
+        ("de", with_steps("tokenise"), "&quot; R &amp; D &quot;", '"R & D"'),
+        ("de", plain, "R &amp; D", "R &amp; D"),
+        ("de", with_steps("sentencepiece"), "Wörter , wie sie sind", "Wörter , wie sie sind"),
+        ("fr", plain, "l ’ eau d' ici , ‘ 3 ’ pieds ’", "l’eau d'ici, ‘ 3 ’ pieds ’"),
+        ("zh_CN", plain, chinese, "提供 GNOME 的开发文件（版本 3.2），和文档。"),
+    ):
+        assert detokeniser(language, dataset)(tokens) == text
     right = Side(["das ist gut , sagte er ."], ["Das ist gut, sagte er."])
     wrong = Side(["das war schlecht , sagte er ."], ["Das war schlecht, sagte er."])
     scores, details = evaluate(measures({}, "de"), right, right)

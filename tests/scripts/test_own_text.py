@@ -30,7 +30,7 @@ from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
 from scripts.own_text import Side
 from scripts.pipeline.config import Config, flags, load_config
-from scripts.scoring.detokenise import detokenise
+from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.metrics import measures
 
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
@@ -261,7 +261,8 @@ def test_a_perfect_translation_scores_100(target, cut, tmp_path):
     dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
     references = [f"{SENTENCES[target]} {n}" for n in range(20)]
     units = map(line_steps(dataset, target, learnt(dataset, references, tmp_path / "codes")), references)
-    back = detokenise([post_process(line, dataset.units) for line in units], target, dataset)
+    joined = [post_process(line, dataset.units) for line in units]
+    back = list(map(detokeniser(target, dataset), joined))
     found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
     assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 

@@ -13,9 +13,7 @@ from scripts.fairseq_io.commands import evaluate_command, generate_command, shel
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.precision import (
     PrecisionChoice,
-    _ask_plugin,
-    bf16_slower_reason,
-    bf16_unsupported_reason,
+    bf16_reasons,
     check_precision,
     take_precision,
     take_search_precision,
@@ -32,8 +30,7 @@ def _units(monkeypatch):
     """A processor that has fast units."""
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    for name in ("bf16_unsupported_reason", "bf16_slower_reason"):
-        monkeypatch.setattr(precision, name, lambda: None)
+    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
 
 
 NO_LIBRARY, SLOW = "its library could not be compiled", "its units are slow"
@@ -63,8 +60,7 @@ NOT_OURS = "takes fp32: on a CPU fairseq's own models compute in nothing else"
     ],
 )  # fmt: skip
 def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, train, lacking, slower, taken):
-    monkeypatch.setattr(precision, "bf16_unsupported_reason", lambda: lacking)
-    monkeypatch.setattr(precision, "bf16_slower_reason", lambda: slower)
+    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": lacking, "slower": slower})
     assert take_precision(asked, devices, train, auto_on_gpu="fp16") == PrecisionChoice(*taken)
 
 
@@ -100,12 +96,13 @@ def test_the_units_that_are_faster_than_float32(units, vendor, found, monkeypatc
 
 def test_the_plugin_is_asked(monkeypatch):
     monkeypatch.undo()
-    _ask_plugin.cache_clear()
+    bf16_reasons.cache_clear()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert "no units for it that may be used" in str(bf16_unsupported_reason())
-    assert "ONEDNN_MAX_CPU_ISA is AVX2" in str(bf16_unsupported_reason())
-    assert bf16_slower_reason() == bf16_unsupported_reason()
-    _ask_plugin.cache_clear()
+    found = bf16_reasons()
+    assert "no units for it that may be used" in str(found["unsupported"])
+    assert "ONEDNN_MAX_CPU_ISA is AVX2" in str(found["unsupported"])
+    assert found["slower"] == found["unsupported"]
+    bf16_reasons.cache_clear()
 
 
 def test_auto_on_a_gpu_is_the_published_precision(tmp_path):

@@ -108,7 +108,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     monkeypatch.setattr(devices, "_installed", lambda: (0, False))
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(precision, "bf16_unsupported_reason", lambda: None)
+    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
     made = Place(tmp_path, monkeypatch, capsys)
     made.config()
     return made
@@ -259,9 +259,8 @@ def test_fp16_without_a_gpu_becomes_float32(place):
 
 def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatch):
     place.config(CONFIG + "precision: auto\n")
-    monkeypatch.setattr(precision, "bf16_slower_reason", lambda: None)
     said = place.fail("broken", BREAK_AT="3")
-    monkeypatch.setattr(precision, "bf16_slower_reason", lambda: "its units are slow")
+    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": "its units are slow"})
     assert (said + place.train()).count("train: auto takes bf16") == 2
     assert place.facts["precision"] == "bf16"
     assert place.facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
