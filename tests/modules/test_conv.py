@@ -52,18 +52,6 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(conv, back
 
 
 @pytest.mark.parametrize("conv", CONVS)
-@torch.no_grad()
-def test_the_state_keeps_no_more_than_the_kernel_needs(conv):
-    """Two inputs beside the newest where a step copies them, three where the newest has a slot of its own."""
-    for backend, name, kept in (("reference", "inputs", 2), ("native", "ring", 3)):
-        module = conv(4, 3, heads=2, causal=True, backend=backend).eval()
-        state: dict = {}
-        for _ in range(6):
-            module(torch.randn(1, 2, 4), incremental_state=state)
-        assert [entry[name].shape for entry in state.values()] == [(kept, 2, 4)]
-
-
-@pytest.mark.parametrize("conv", CONVS)
 def test_gradients_of_steps_are_those_of_the_full_sequence(conv):
     module = conv(6, 3, heads=2, causal=True).double()
     x = torch.randn(5, 2, 6).double()

@@ -127,6 +127,7 @@ def test_steps_without_the_future_and_without_padding(name):
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
+        ("dynamic", [3 * C * n for n in (1, 2, 3, 3, 3, 3)]),
         ("average", [3 * C + 3] * 6),  # a sum and a count a row
         ("standard", [3 * C * n for n in (1, 2, 3, 3, 3, 3)]),  # one input less than a step sees
         ("local_attention", [3 * 2 * C * n for n in (1, 2, 3, 3, 3, 3)]),
@@ -225,10 +226,13 @@ def test_long_averages_in_half_precision_are_exact_to_its_precision():
     assert_close(mean, torch.full_like(mean, 0.5))
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("query_heads", [1, 2, 4])
+def predicted(**options):
+    return DynamicConv(**{"channels": C, "kernel_size": 3, "heads": HEADS, "causal": True, **options})
+
+
+@pytest.mark.parametrize(("causal", "query_heads"), [(True, 1), (False, 2), (True, 4)])
 def test_query_heads_predict_from_their_part_of_the_query(causal, query_heads):
-    conv = randomly(DynamicConv(C, 3, heads=HEADS, causal=causal, query_dim=12, query_heads=query_heads))
+    conv = randomly(predicted(causal=causal, query_dim=12, query_heads=query_heads))
     x, query = inputs(6, batch=2), inputs(6, batch=2, seed=2)[..., :12]
     width, heads_a_group = 12 // query_heads, HEADS // query_heads
     logits = torch.empty(6, 2, HEADS, 3, dtype=torch.float64)
@@ -278,14 +282,9 @@ def test_weights_start_as_fairseqs_or_as_xavier_s():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        *(
-            (lambda dim=dim, n=n: DynamicConv(C, 3, heads=HEADS, causal=True, query_dim=dim, query_heads=n), message)
-            for dim, n, message in (
-                (12, 3, "3 query heads do not divide 4 heads and a query of 12"),
-                (10, 4, "4 query heads do not divide 4 heads and a query of 10"),
-                (12, 0, "0 query heads do not divide 4 heads and a query of 12"),
-            )
-        ),
+        (lambda: predicted(query_dim=12, query_heads=3), "3 query heads do not divide 4 heads and a query of 12"),
+        (lambda: predicted(query_dim=10, query_heads=4), "4 query heads do not divide 4 heads and a query of 10"),
+        (lambda: predicted(query_dim=12, query_heads=0), "0 query heads do not divide 4 heads and a query of 12"),
         (lambda: StandardConv(C, 4, causal=False), 'size 4 is even, so "same" padding'),
         (lambda: StandardConv(C, 0, causal=False), "a kernel of 0 weights"),
         (lambda: SelfAttention(C, 3, window=None, causal=True), "3 heads do not divide 16 channels; choose a divisor"),

@@ -1,8 +1,7 @@
 """Features of PyTorch that the modules are used with: one row of a table each, for each module.
 
 Others have files of their own: tests/ops/test_compile.py and tests/models/test_compile.py (torch.compile),
-tests/ops/test_autocast.py, tests/ops/test_opcheck.py,
-tests/ops/test_derivatives.py (forward mode, second derivatives, each of torch.func),
+tests/ops/test_derivatives.py (forward mode, second derivatives, torch.func), test_autocast.py, test_opcheck.py and
 tests/ops/test_fused_train.py (checkpoints), tests/compat/test_data_parallel.py (DistributedDataParallel).
 """
 
@@ -195,15 +194,13 @@ RECORDERS: dict[str, Recorder] = {
     "torch.onnx.export": partial(as_onnx, dynamic_shapes=(DIMS,)),
     "torch.onnx.export, dynamo=False": partial(as_onnx, dynamic_axes={"x": LENGTHS}, dynamo=False),
 }
+LONGER = [(torch.randn(*shape, C),) for shape in ((6, 2), (9, 3), (3, 2))]  # and shorter, than the example is
 CASES: list[tuple[Recorder, Model, list[tuple[Any, ...]]]] = [
-    *(  # more and fewer positions than the example has
-        (recorder, Model(kind, **options), [(torch.randn(*shape, C),) for shape in ((6, 2), (9, 3), (3, 2))])
+    *((recorder, Model(DynamicConv, return_state=True, batch_first=True), LONGER) for recorder in RECORDERS.values()),
+    *(
+        (recorder, Model(LightweightConv), LONGER)
         for name, recorder in RECORDERS.items()
-        for kind, options in ((DynamicConv, {"return_state": True, "batch_first": True}), (LightweightConv, {}))[
-            : 1
-            if name == "torch.onnx.export"
-            else None  # which takes seconds each, and is torch.export inside
-        ]
+        if name != "torch.onnx.export"  # which takes seconds, and is torch.export inside
     ),
     *(
         (traced, Step(kind), [(torch.randn(1, n, C), torch.randn(t, n, C)) for t, n in ((1, 2), (1, 3), (K - 1, 3))])

@@ -390,20 +390,12 @@ def test_the_generator_gives_the_known_answers(counter, key, words):
     assert philox(list(counter), key) == [int(word, 16) for word in words.split()]
 
 
-def test_the_mask_is_read_anew_from_the_seed_that_torch_gives(run):
+def test_the_mask_is_read_anew_from_the_seed(run):
     """At each call, so that a captured graph draws anew at every replay."""
     x, weight, seed = torch.ones(33, 2, 128, dtype=BF16), torch.zeros(2, 31, dtype=BF16), torch.tensor([1])
     first = run.light_conv(x, weight, 30, True, 0.1, seed)
     seed += 1
     assert not torch.equal(first, run.light_conv(x, weight, 30, True, 0.1, seed))
-    for logits in (torch.zeros(2, 5), torch.zeros(33, 2, 2, 5)):
-        drawn = []
-        for number in (4, None, 4):
-            if number is not None:
-                torch.manual_seed(number)
-            drawn.append(getattr(native, OPERATORS[logits.ndim == 4])(x.float(), logits, padding_l=2, dropconnect=0.5))
-        assert torch.equal(drawn[0], drawn[2])
-        assert not torch.equal(drawn[0], drawn[1])
 
 
 def test_almost_no_weight_kept(run):

@@ -12,7 +12,7 @@ import torch._dynamo  # it keeps torch's functions as they are when it is import
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.autograd.functional import jacobian
-from torch.func import functional_call, functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, functionalize, grad, hessian, jvp, vjp, vmap
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
@@ -104,15 +104,10 @@ VECTORS = {"vectorize": True, "strategy": "forward-mode"}
 # parameters, module -> a tree of tensors
 TRANSFORMS: dict[str, Callable[[dict[str, Tensor], torch.nn.Module], Any]] = {
     "grad": lambda p, m: grad(loss, (0, 1))(p, X, m),
-    "vjp": lambda p, m: vjp(m, X)[1](V),
     "jvp": lambda p, m: jvp(lambda p, x: functional_call(m, p, (x,)), (p, X), (p, V)),
     "jvp of jvp": lambda p, m: along(along(lambda x: m(x).pow(3).sum()))(X),
-    "jacrev": lambda p, m: jacrev(m)(X),
-    "jacfwd": lambda p, m: jacfwd(m)(X),
     "hessian": lambda p, m: hessian(loss, (0, 1))(p, X, m),
-    "jacobian in forward mode": lambda p, m: jacobian(m, X, **VECTORS),
-    "the same, batch first": lambda p, m: jacobian(lambda x: m(x, batch_first=True), X, **VECTORS),
-    "vmap": lambda p, m: vmap(m, 1, 1)(XS),
+    "jacobian in forward mode": lambda p, m: jacobian(lambda x: m(x, batch_first=True), X, **VECTORS),
     "vmap(grad)": lambda p, m: vmap(grad(loss, (0, 1)), (None, 0, None))(p, XS, m),
     "grad(vmap)": lambda p, m: grad(lambda p: vmap(loss, (None, 0, None))(p, XS, m).sum())(p),
     "functionalize": lambda p, m: functionalize(grad(loss))(p, X, m),

@@ -23,7 +23,7 @@ PAD, EOS, UNK = 1, 2, 3
 # ---- Linear maps of few rows ----
 
 
-# rows are taken four at a time, inputs a vector, outputs as many as there are registers
+# tiles are of 4 rows or 1 and of 4 outputs or 1; inputs are taken by vectors, and the rest one by one
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 1, 1), (3, 17, 3), (4, 64, 65), (5, 130, 257), (ops.FEW_ROWS, 130, 65)]
 )

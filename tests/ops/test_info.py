@@ -20,8 +20,9 @@ info.main([])
 """
 
 
-def run(**environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", CODE], env=os.environ | environment, capture_output=True, text=True)
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
 
 
 def test_with_a_compiler(capsys):
@@ -34,13 +35,13 @@ def test_with_a_compiler(capsys):
 
 
 def test_vectors_are_no_wider_than_torchs():
-    done = run(ATEN_CPU_CAPABILITY="default")
+    done = run("-m", "lightconv_plugin.info", ATEN_CPU_CAPABILITY="default")
     assert "native, cpu  ready: vectors of 128 bits" in done.stdout
     assert "none" in done.stdout.split("units for products in bfloat16")[1].splitlines()[0]
 
 
 def test_without_a_compiler_the_reference_runs_with_one_warning(tmp_path):
-    done = run(CXX="/nonexistent", PATH=str(tmp_path), LIGHTCONV_CACHE=str(tmp_path / "cache"))
+    done = run("-c", CODE, CXX="/nonexistent", PATH=str(tmp_path), LIGHTCONV_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("WARNING") == done.stderr.count("no C++ compiler was found") == 1
     assert "reference  ready" in done.stdout

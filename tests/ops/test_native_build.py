@@ -15,6 +15,7 @@ from tests import forks
 
 
 def python(code: str, **environment: str) -> subprocess.Popen[str]:
+    """A fork of this process, which keeps what is set here."""
     command, pipe = [sys.executable, "-c", code], subprocess.PIPE
     return forks.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment)
 
@@ -57,37 +58,26 @@ def test_a_disk_from_which_no_program_may_run_is_said(monkeypatch):
     assert "(noexec): set LIGHTCONV_CACHE to a folder on another" in str(library._load.__wrapped__())
 
 
-# one small source in place of all: what is tested is how the file comes into the cache
-SMALL = """
-from pathlib import Path
-from lightconv_plugin.ops import library
-library.SOURCES = Path({sources!r})
-print(library.library_path())
-"""
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A cache of its own, for a library of one small source: what is tested is how the file comes into the cache."""
+    monkeypatch.setattr(library, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "cache"))
+    library.SOURCES.mkdir()
+    (library.SOURCES / "one.cpp").write_text("int lightconv_test() { return 1; }\n")
+    return tmp_path / "cache"
 
 
-def small_sources(folder: Path) -> str:
-    (folder / "csrc").mkdir()
-    (folder / "csrc" / "one.cpp").write_text("int lightconv_test() { return 1; }\n")
-    return str(folder / "csrc")
-
-
-def in_cache(folder: Path) -> list[str]:
-    """Everything in the cache but the lock."""
-    return sorted(path.name for path in folder.iterdir() if path.suffix != ".lock")
-
-
-def test_two_processes_build_at_once(tmp_path):
-    code = SMALL.format(sources=small_sources(tmp_path))
+def test_two_processes_build_at_once(cache):
     all_said = ""
-    both = [python(code, LIGHTCONV_CACHE=str(tmp_path / "cache")) for _ in range(2)]
+    both = [python("from lightconv_plugin.ops import library; print(library.library_path())") for _ in range(2)]
     for process in both:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
-        assert in_cache(tmp_path / "cache") == [Path(out.strip()).name]
+        assert [path for path in cache.iterdir() if path.suffix != ".lock"] == [Path(out.strip())]
         all_said += err
     (line,) = all_said.splitlines()  # one of them compiles, and says so; who finds the library is silent
-    assert line.startswith(f"lightconv_plugin: compiling its C++ into {tmp_path / 'cache'}, once; about ")
+    assert line.startswith(f"lightconv_plugin: compiling its C++ into {cache}, once; about ")
     assert "python -m lightconv_plugin.info does it beforehand" in line
 
 
@@ -100,22 +90,13 @@ def test_progress_is_shown_on_a_terminal(cache, monkeypatch):
     assert terminal.getvalue().endswith("beforehand)\n  1 of 2 files\r  2 of 2 files\n")
 
 
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    """A cache of its own for a library of one small source."""
-    monkeypatch.setattr(library, "SOURCES", Path(small_sources(tmp_path)))
-    monkeypatch.setenv("LIGHTCONV_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 # a child of this process for every step that the build makes outside of Python's own memory, killed there
 KILLED = """
 import os, shutil, signal, sys
-from pathlib import Path
 import torch
 from lightconv_plugin.ops import library
 
-library.SOURCES, cache = Path({sources!r}), library.cache_folder()
+cache = library.cache_folder()
 moment = [0]
 
 
@@ -144,11 +125,10 @@ for event in range(1, 2000):
 """
 
 
-def test_a_build_killed_at_any_step_leaves_no_library_that_is_not_whole(tmp_path):
+def test_a_build_killed_at_any_step_leaves_no_library_that_is_not_whole(cache, tmp_path):
     (tmp_path / "temporary").mkdir()
-    environment = {"CXX": compiler(tmp_path, WRITES), "LIGHTCONV_CACHE": str(tmp_path / "cache")}
-    code = KILLED.format(sources=small_sources(tmp_path))
-    out, err = python(code, **environment, TMPDIR=str(tmp_path / "temporary")).communicate(timeout=300)
+    environment = {"CXX": compiler(tmp_path, WRITES), "TMPDIR": str(tmp_path / "temporary")}
+    out, err = python(KILLED, **environment).communicate(timeout=300)
     assert int(out or 0) > 20, f"too few steps: the hook does not see them. {err}"
 
 

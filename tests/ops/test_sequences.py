@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import autograd, reference
+from lightconv_plugin.ops import reference
 from tests.ops.equation import packed
 from tests.tolerances import assert_close
 
@@ -169,25 +169,6 @@ def test_vmap_over_states(name, options):
 
     for got, expected in zip(torch.vmap(call)(states), zip(*map(call, states), strict=True), strict=True):
         assert_close(got, torch.stack(expected))
-
-
-@operators
-@pytest.mark.parametrize("layout", [{}, {"batch_first": True}, {"cu_seqlens": torch.tensor([0, 9, 10])}])
-def test_native_code_reads_states_where_they_lie(name, layout, monkeypatch):
-    """On a CPU: no copy of x, kernels or states."""
-    met: list[Any] = []
-    run = autograd._forward
-
-    def watched(*given: Any) -> Any:
-        met.append(given)
-        return run(*given)
-
-    monkeypatch.setattr(autograd, "_forward", watched)
-    x, state = draw(*((10,) if "cu_seqlens" in layout else (2, 5)), 4).detach(), draw(2, 2 if layout else 5, 4).detach()
-    weight = kernels(name, 3, *x.shape[:-1]).detach()
-    getattr(ops, name)(x, weight, padding_l=2, initial_state=state, backend="native", **layout)
-    (given,) = met
-    assert [t.data_ptr() for t in (*given[:2], given[-1])] == [t.data_ptr() for t in (x, weight, state)]
 
 
 @pytest.mark.parametrize(("name", "begins"), [("light_conv", True), ("dynamic_conv", False)])
