@@ -9,7 +9,6 @@ import difflib
 import gzip
 import io
 import lzma
-import posixpath
 import shutil
 import stat
 import struct
@@ -36,33 +35,28 @@ _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
-# name, what it is if it is no file, the member that it leads to if it is a link, and how it is opened, before the next
-# one is asked for
-_Member = tuple[str, str | None, str | None, Callable[[], Any]]
+# name, what it is if it is no file, and how it is opened, before the next one is asked for
+_Member = tuple[str, str | None, Callable[[], Any]]
 
 
 def iterate_members(
-    archive: Path, wanted: Callable[[str], bool], *, links: dict[str, str] | None = None
+    archive: Path, wanted: Callable[[str], bool]
 ) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
     Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
-    skipped when the next member is asked for. Only a pass to the end has tested all of the archive. ``links`` gets
-    the wanted links of a tar: to each name the one that it leads to, which may be in the archive or not.
+    skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
 
     Raises:
         UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted, or
             its name leads out of the folder it would be unpacked into.
     """
     with closing(_members(archive, archive.name)) as members:
-        for name, other, target, opened in members:
+        for name, other, opened in members:
             if not wanted(name):
                 continue
             if name.startswith("/") or ".." in name.split("/"):
                 other = "under a name that leads out of the folder"
-            elif links is not None and target is not None:
-                links[name] = target
-                continue
             if other is not None:
                 raise UserError(f"{archive}: member {name} is {other}; see who made it, and pack plain files alone")
             with _content(archive, name, opened, _packed_suffix(name)) as stream:
@@ -100,7 +94,7 @@ def has_checksums(name: str) -> bool:
 
 def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
-    for member, other, _, opened in _members(archive, name):
+    for member, other, opened in _members(archive, name):
         if other is None:
             with _content(archive, member, opened, _packed_suffix(name) if member == name else "") as stream:
                 while stream.read(BUFFER):
@@ -118,9 +112,9 @@ def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
                 kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where the zip was not made on Unix
                 inner = entry.filename.replace("\\", "/").removeprefix("./")  # as some programs on Windows write it
                 if not inner.endswith("/"):
-                    yield inner, None if kind in (0, stat.S_IFREG) else _NO_FILE, None, partial(zipped.open, entry)
+                    yield inner, None if kind in (0, stat.S_IFREG) else _NO_FILE, partial(zipped.open, entry)
         elif packing is None:
-            yield name, None, None, lambda: archive.open("rb")
+            yield name, None, lambda: archive.open("rb")
         else:
             yield from _tar_members(OPENERS[packing](file) if packing else file)
 
@@ -131,14 +125,8 @@ def _tar_members(data: Any) -> Iterator[_Member]:
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
             if not info.isdir():
-                beside = posixpath.dirname(info.name) if info.issym() else ""
-                target = posixpath.normpath(posixpath.join(beside, info.linkname)) if info.linkname else None
-                yield (
-                    info.name.removeprefix("./"),
-                    None if info.isfile() else _NO_FILE,
-                    target,
-                    partial(tar.extractfile, info),
-                )
+                name, other = info.name.removeprefix("./"), None if info.isfile() else _NO_FILE
+                yield name, other, partial(tar.extractfile, info)
         while data.read(BUFFER):  # to where a compressed stream has its checksum
             pass
 

@@ -15,7 +15,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import check_path, copy_file, count_lines
 from scripts.common.outputs import atomic_folder, lock, remove
 from scripts.common.process import python_module, run_logged
-from scripts.common.terminal import StatusLine, clock, repeatedly
+from scripts.common.terminal import clock, shown
 
 SPECIAL_TYPES = 4
 """The types that fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
@@ -41,14 +41,13 @@ def binarise(
     check_path(out)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
     with lock(out), atomic_folder(out) as folder:
-        status, start = StatusLine(), time.monotonic()
-        status.line("fairseq-preprocess ...")
+        start = time.monotonic()
+        print("fairseq-preprocess ...", flush=True)
         # it says nothing itself until a split is done
-        with repeatedly(0.5, lambda: status.update(f"fairseq-preprocess: {clock(time.monotonic() - start)}")):
+        with shown(lambda: f"fairseq-preprocess: {clock(time.monotonic() - start)}"):
             command = _command(dataset, folder.absolute(), splits, workers, dictionaries)
             # in that folder, since fairseq parts paths at commas
             run_logged(command, log, lambda line: None, what="fairseq-preprocess", cwd=prepared)
-        status.close()
         copy_file(log, folder / _LOG)
         remove(log)
         if dictionaries is None:

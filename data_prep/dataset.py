@@ -160,8 +160,6 @@ class Dataset:
         for step in facts["steps"]:
             if (codes := step["parameters"].get("codes")) and Path(str(codes)).is_file():
                 step["parameters"]["codes"] = digest([Path(codes)])  # wherever they lie, they are the same
-        if not self.debian.packages:  # what was made before there was this key stays as it is
-            del facts["debian"]["packages"]
         return facts
 
     def other_counts(self, found: str, why: str, root: Path, *, accept: bool) -> str:

@@ -11,7 +11,7 @@ import logging
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.process import as_found
-from scripts.common.terminal import SECONDS_BETWEEN_LINES, StatusLine, clock, repeatedly
+from scripts.common.terminal import SECONDS_BETWEEN_LINES, clock, shown
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, updates_in_epoch
 from scripts.fairseq_io.devices import Devices, find_devices
@@ -253,10 +253,10 @@ def check_first(config: Config, data: Path | None = None, devices: Devices | Non
     """Check a configuration, with the binarised ``data`` if they are there, and say that it can be trained."""
     start = time.monotonic()
 
-    def show() -> None:
-        status.update(f"check: at work for {clock(time.monotonic() - start)}")
+    def progress() -> str:
+        return f"check: at work for {clock(time.monotonic() - start)}"
 
-    with as_found(), closing(StatusLine()) as status, repeatedly(SECONDS_BETWEEN_LINES, show):
+    with as_found(), shown(progress, every=SECONDS_BETWEEN_LINES):
         logging.getLogger("matplotlib").setLevel(logging.WARNING)  # a part of fairseq turns everybody's debugging on
         load_plugin()
         logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here

@@ -6,8 +6,6 @@ sacreBLEU, chrF and TER detokenise the hypothesis (sacremoses) and compare it wi
 not depend on how the data was tokenised. ROUGE compares the same two.
 
 DIR gets hypotheses.detok and scores.json, which also has the counts of each line that sacreBLEU makes its score of.
-With --baseline, significance.json and a table say how sure it is that this system is better than another on the same
-test set, by paired bootstrap.
 """
 
 from collections.abc import Sequence
@@ -20,13 +18,12 @@ from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import read_json, read_lines, write_json, write_lines
 from scripts.common.provenance import signature
-from scripts.common.terminal import aligned
 from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
 from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import detokenise, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
-from scripts.scoring.score_names import COMPARED, FAMILY, LOWER_IS_BETTER, NAMES
-from scripts.scoring.significance import SAMPLES, counts, paired_bootstrap
+from scripts.scoring.score_names import COMPARED, FAMILY, NAMES
+from scripts.scoring.significance import counts
 
 
 def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
@@ -67,18 +64,6 @@ def read_references(folder: Path, untouched: Path) -> Side:
     return Side(tokenised, text)
 
 
-def significance_table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """The outcome of a paired bootstrap as aligned lines."""
-    rows = [["score", "baseline", "this", "difference", "p"]]
-    for key, result in results.items():
-        better = " (lower is better)" if key in LOWER_IS_BETTER else ""
-        sides = [
-            f"{result[side]:.2f} ± {result[ci]:.2f}" for side, ci in (("baseline", "baseline_ci"), ("score", "ci"))
-        ]
-        rows.append([NAMES[key] + better, *sides, f"{result['difference']:+.2f}", f"{result['p']:.4f}"])
-    return aligned(rows, left=1, rule=True)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, out="the folder for scores.json")
     parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
@@ -86,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
     )
-    parser.add_argument("--baseline", type=Path, metavar="DIR", help="another system's --hypotheses, to compare with")
     arguments = parser.parse_args(argv)
     config = given_config(arguments)
     subset = arguments.subset
@@ -106,14 +90,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if references.text is None:
         lines.append(f"there is no {untouched}: no score of untokenised text")
     how = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
-    if arguments.baseline is not None:
-        if read_lines(arguments.baseline / "reference.tok") != references.tokenised:
-            raise UserError(f"{arguments.baseline} has other references than {arguments.hypotheses}: another test set")
-        baseline = read_hypotheses(arguments.baseline, language, dataset)
-        results = paired_bootstrap(found, hypotheses, baseline, references)
-        about = {"baseline": str(arguments.baseline), "samples": SAMPLES, "signature": how}
-        write_json(arguments.out / "significance.json", {**about, "scores": results})
-        lines += ["", *significance_table(results), ""]
     assert hypotheses.text is not None
     write_lines(arguments.out / "hypotheses.detok", hypotheses.text)
     facts: dict[str, Any] = {"details": details, "signature": how}

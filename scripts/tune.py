@@ -82,7 +82,7 @@ class Sweep:
             command = generate_command(self.config, settings, self.data, self.model(candidate), "valid", gpu=self.gpu)
             label = "".join(f"{key} {value}, " for key, value in candidate.items())
             print(f"tune: {label}generating valid", flush=True)
-            output = run_generation(command, "valid", kept.with_suffix(".log"), nbest=beam, label=label)
+            output = run_generation(command, "valid", kept.with_suffix(".log"), label=label)
             languages = load_dataset(self.config.dataset).languages
             lines = output.in_corpus_order(prepared_lines(self.prepared, "valid", languages, settings))
             hypotheses = [

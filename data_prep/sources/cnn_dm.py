@@ -47,11 +47,6 @@ _MEMBER = re.compile(
     r"(?:(stories|tokens|entities)/([0-9a-f]{40})\.(?:story|txt)|wayback_(training|validation|test)_urls\.txt)"
 )
 _SPLITS = {"training": "train", "validation": "valid", "test": "test"}
-_MISSING = {
-    "stories": "listed, but not in the archive",
-    "tokens": "no file of tokens",
-    "entities": "no file of entities",
-}
 _PLAIN_LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_test.txt"}
 
 
@@ -63,22 +58,22 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
             are unusable.
     """
     with _store(raw) as store:
-        lists: dict[tuple[str, str], list[str]] = {}
         for name in dataset.files:
-            store.add(raw / name, lists)
-        missing = [f"{corpus}/wayback_{p}_urls.txt" for p in _SPLITS for corpus in CORPORA if (corpus, p) not in lists]
+            store.add(raw / name)
+        wanted = [(corpus, part) for part in _SPLITS for corpus in CORPORA]
+        missing = [f"{corpus}/wayback_{part}_urls.txt" for corpus, part in wanted if (corpus, part) not in store.lists]
         if missing:
             raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
         units = {}
         for corpus in CORPORA:
-            units[corpus], report[f"{corpus}: offsets"] = _unit(store, corpus, lists)
+            units[corpus], report[f"{corpus}: offsets"] = _unit(store, corpus)
 
         def pair(corpus: str, key: str) -> Pair:
             story, tokens, entities = (store.text(corpus, kind, key) for kind in ("stories", "tokens", "entities"))
             spans = parse_tokens(tokens)
             return anonymised_pair(story, spans, parse_entities(entities), unit=units[corpus], report=store.counts)
 
-        listed = [(_SPLITS[p], corpus, key) for p in _SPLITS for corpus in CORPORA for key in lists[corpus, p]]
+        listed = [(_SPLITS[part], corpus, key) for corpus, part in wanted for key in store.lists[corpus, part]]
         yield from _usable(store, listed, pair)
         report["stories"] = dict(store.counts)
 
@@ -88,7 +83,7 @@ def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[
     with _store(raw) as store:
         for name in dataset.files:
             if name not in _PLAIN_LISTS.values():
-                store.add(raw / name, {})
+                store.add(raw / name)
         listed = []
         for split, name in _PLAIN_LISTS.items():
             try:
@@ -130,10 +125,10 @@ def _usable(
         )
 
 
-def _unit(store: "_Store", corpus: str, lists: dict[tuple[str, str], list[str]]) -> tuple[str, dict[str, Any]]:
+def _unit(store: "_Store", corpus: str) -> tuple[str, dict[str, Any]]:
     """Return what the offsets of a corpus count, by which of the two fits its stories, and the evidence."""
     evidence = Evidence()
-    for key in (key for split in _SPLITS for key in lists[corpus, split]):
+    for key in (key for part in _SPLITS for key in store.lists[corpus, part]):
         with suppress(Unusable):  # counted with its reason when it is its turn
             evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
         if evidence.stories == ENOUGH:
@@ -173,16 +168,17 @@ class _Store:
         database.execute("PRAGMA synchronous = OFF")
         database.execute("CREATE TABLE files (name TEXT PRIMARY KEY, data BLOB)")
         self._database = database
+        self.lists: dict[tuple[str, str], list[str]] = {}  # the keys of each collection's part of the split
         self.counts: Counter[str] = Counter()  # for the report
 
-    def add(self, archive: Path, lists: dict[tuple[str, str], list[str]]) -> None:
-        """Take in an archive in one pass; lists of addresses go to ``lists``."""
+    def add(self, archive: Path) -> None:
+        """Take in an archive in one pass."""
         found = 0
         with closing(StatusLine()) as status:
             for name, stream in iterate_members(archive, lambda name: bool(_MEMBER.fullmatch(name))):
                 corpus, kind, key, listed = _MEMBER.fullmatch(name).groups()  # type: ignore[union-attr]
                 if listed:
-                    lists[corpus, listed] = _keys(stream.read())
+                    self.lists[corpus, listed] = _keys(stream.read())
                     continue
                 row = (f"{corpus}/{kind}/{key}", zlib.compress(stream.read(), 1))
                 self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row)
@@ -204,7 +200,7 @@ class _Store:
             Unusable: there is none, or it is not UTF-8.
         """
         if (data := self.data(corpus, kind, key)) is None:
-            raise Unusable(_MISSING[kind])
+            raise Unusable("listed, but not in the archive" if kind == "stories" else f"no file of {kind}")
         try:
             return zlib.decompress(data).decode("utf-8")
         except UnicodeDecodeError as error:

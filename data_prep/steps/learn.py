@@ -39,7 +39,7 @@ def learn_bpe(
                 words.update(found)
         context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
         counts = ((word.decode(), count) for word, count in words.items())
-        return bpe.learn_from_counts(bpe.without_glossaries(counts, glossaries), merges=merges).encode()
+        return bpe.learn_from_counts(counts, merges=merges, glossaries=glossaries).encode()
 
     return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
 

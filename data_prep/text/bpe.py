@@ -11,9 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
 from functools import partial
-from itertools import chain
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from subword_nmt.apply_bpe import BPE, isolate_glossary
 from subword_nmt.learn_bpe import learn_bpe
@@ -27,17 +26,20 @@ _SEPARATOR = "@@"
 _OUTER = "\r\n "
 
 
-def learn_from_counts(counts: Iterable[tuple[str, int]], *, merges: int) -> str:
+def learn_from_counts(counts: Iterable[tuple[str, int]], *, merges: int, glossaries: Sequence[str] = ()) -> str:
     """Learn ``merges`` merge operations, fewer where no pair occurs twice any more; returns subword-nmt's codes.
 
     Args:
         counts: how often each word occurs. The order matters to nothing; memory grows with the number of words, not
             with the text they come from.
+        merges: how many.
+        glossaries: regular expressions; a word that one of them matches stays whole, and is not to cost merges.
     """
-    codes = io.StringIO()
+    codes, whole = io.StringIO(), [re.compile(pattern) for pattern in glossaries]
+    words = (f"{word} {count}" for word, count in counts if not any(each.fullmatch(word) for each in whole))
     # subword-nmt draws a progress bar, which fills a log with repeats; and fails where no word has two characters
     with suppress(ValueError), nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-        learn_bpe((f"{word} {count}" for word, count in counts), codes, merges, is_dict=True)
+        learn_bpe(words, codes, merges, is_dict=True)
     text = codes.getvalue()
     if count_merges(text) == 0:
         raise UserError("no BPE merge can be learnt: no two characters stand together twice; give more training text")
@@ -49,18 +51,15 @@ def count_merges(codes: str) -> int:
     return len(codes.strip("\n").split("\n")) - 1  # the first line is the format's version
 
 
-def without_glossaries(counts: Iterable[tuple[str, int]], glossaries: Sequence[str]) -> Iterable[tuple[str, int]]:
-    """The words that none of the regular expressions matches: what stays whole is not to cost merges."""
-    whole = [re.compile(pattern) for pattern in glossaries]
-    return ((word, count) for word, count in counts if not any(pattern.fullmatch(word) for pattern in whole))
-
-
 def check_engine(engine: str) -> None:
     """Refuse an engine that is not known or not installed."""
     if engine not in ENGINES:
         raise UserError(f"bpe: engine: got {engine!r}, expected one of {', '.join(ENGINES)}")
-    if engine == "fastBPE":
-        _fastbpe()
+    if engine == "fastBPE" and find_spec("fastBPE") is None:
+        raise UserError(
+            "bpe: the engine fastBPE is not installed; run scripts/setup.sh --fastbpe, or use the engine subword-nmt, "
+            "which gives the same text at the same speed"
+        )
 
 
 def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES[0]) -> Callable[[str], str]:
@@ -82,7 +81,7 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
         if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
             raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")
     if engine == "fastBPE":
-        words = WordCache(partial(_segment_with, _fastbpe_segmenter(text), tuple(glossaries)))
+        words = WordCache(_fastbpe_segmenter(text, glossaries))
     else:
         bpe = BPE(io.StringIO(text), glossaries=list(glossaries))
         bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
@@ -92,13 +91,8 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
 
 def _encode(segmented: WordCache[str], line: str) -> str:
     inner = line.strip(_OUTER)
-    words = inner.split(" ")
-    if "  " in inner:
-        words = [word for word in words if word]
-    text = " ".join(map(segmented.__getitem__, words)) if inner else ""
-    if len(inner) == len(line):
-        return text
-    start = line.find(inner) if inner else len(line)
+    text = " ".join(filter(None, map(segmented.__getitem__, inner.split(" "))))
+    start = len(line) - len(line.lstrip(_OUTER))
     return line[:start] + text + line[start + len(inner) :]  # subword-nmt keeps what stands around the words
 
 
@@ -107,30 +101,10 @@ class _NoCache(dict[str, tuple[str, ...]]):
         pass
 
 
-def _segment_with(segmenter: Callable[[str], list[str]], glossaries: Sequence[str], word: str) -> str:
-    """Segment as subword-nmt does around its own segmentation: whatever a glossary matches stays whole."""
-    parts = [word]
-    for glossary in glossaries:
-        parts = [inner for part in parts for inner in isolate_glossary(part, glossary)]
-    whole = re.compile(f"^({'|'.join(glossaries)})$") if glossaries else None
-    pieces = ([part] if whole is not None and whole.match(part) else segmenter(part) for part in parts)
-    return f"{_SEPARATOR} ".join(chain.from_iterable(pieces))
+def _fastbpe_segmenter(codes: str, glossaries: Sequence[str]) -> Callable[[str], str]:
+    """The units of a word by subword-nmt's codes and, around them, as subword-nmt has what a glossary matches."""
+    from fastBPE import fastBPE
 
-
-def _fastbpe() -> Any:
-    """The class of the package fastBPE."""
-    try:
-        from fastBPE import fastBPE
-    except ImportError as error:
-        raise UserError(
-            "bpe: the engine fastBPE is not installed; run scripts/setup.sh --fastbpe, or use the engine subword-nmt, "
-            "which gives the same text at the same speed"
-        ) from error
-    return fastBPE
-
-
-def _fastbpe_segmenter(codes: str) -> Callable[[str], list[str]]:
-    """The units of a word, by subword-nmt's codes."""
     version, *merges = codes.strip("\n").split("\n")
     if version.split() != ["#version:", "0.2"]:
         raise UserError(f"bpe: codes begin with {version!r}, expected '#version: 0.2'; use the engine subword-nmt")
@@ -138,5 +112,13 @@ def _fastbpe_segmenter(codes: str) -> Callable[[str], list[str]]:
         file = Path(name) / "codes"
         unique = dict.fromkeys(" ".join(merge.split()) for merge in merges)  # of repeats, the first counts
         file.write_bytes("".join(f"{merge} 1\n" for merge in unique).encode())
-        bpe = _fastbpe()(str(file), "")
-    return lambda word: bpe.apply([word])[0].split("@@ ")
+        bpe = fastBPE(str(file), "")
+    whole = re.compile("|".join(glossaries) or r"(?!)")
+
+    def segment(word: str) -> str:
+        parts = [word]
+        for glossary in glossaries:
+            parts = [inner for part in parts for inner in isolate_glossary(part, glossary)]
+        return f"{_SEPARATOR} ".join(part if whole.fullmatch(part) else bpe.apply([part])[0] for part in parts)
+
+    return segment

@@ -50,9 +50,8 @@ def read_catalogue(data: bytes) -> Iterator[tuple[str, str]]:
 
 def _string(data: bytes, order: str, place: int) -> bytes:
     length, start = struct.unpack_from(f"{order}2I", data, place)
-    if start + length > len(data):
-        raise ValueError("cut short")
-    return data[start : start + length]
+    (string,) = struct.unpack_from(f"{length}s", data, start)
+    return string
 
 
 def _without_context(message: str, translation: str) -> str:

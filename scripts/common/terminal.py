@@ -46,13 +46,13 @@ class StatusLine:
 
 
 @contextmanager
-def repeatedly(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-    """Call ``action`` every so many seconds, in a thread of its own, until the block ends."""
-    ended = threading.Event()
+def shown(describe: Callable[[], str], *, every: float = 1.0) -> Iterator[None]:
+    """Show the state that ``describe`` returns, asked every so many seconds by a thread, until the block ends."""
+    ended, status = threading.Event(), StatusLine()
 
     def run() -> None:
-        while not ended.wait(seconds):
-            action()
+        while not ended.wait(every):
+            status.update(describe())
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -61,6 +61,7 @@ def repeatedly(seconds: float, action: Callable[[], object]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+        status.close()
 
 
 def clock(seconds: float) -> str:

@@ -56,7 +56,9 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
         f"--seed={seed}",
         "--log-format=json",
         *flags({"log-interval": interval} | section),
-        *_device_flags(devices),
+        # left alone, fairseq takes the GPUs that it sees on this machine for all there are, and one machine of several
+        # that has one GPU trains by itself
+        f"--distributed-world-size={devices.total}" if devices.gpu else "--cpu",
         # of several GPUs it has not been run
         *(["--cuda-graphs"] if devices.gpu and devices.total == 1 else []),
     ]
@@ -75,12 +77,6 @@ def _languages(config: Config) -> dict[str, str]:
     if len(languages) < 2 or not any("-" in language for language in languages):
         return {}
     return dict(zip(("source-lang", "target-lang"), languages, strict=True))
-
-
-def _device_flags(devices: Devices) -> list[str]:
-    # left alone, fairseq takes the GPUs that it sees on this machine for all there are, and trains on one of several
-    # machines by itself if it has one
-    return [f"--distributed-world-size={devices.total}"] if devices.gpu else ["--cpu"]
 
 
 def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,8 +161,6 @@ def shell(command: Sequence[str]) -> str:
         words[:4] = ["torchrun"]
     elif words[:3] == [*start, "-m"]:
         words[:4] = ["fairseq-" + words[3].removeprefix("fairseq_cli.").replace("_", "-")]
-    elif words[:2] == start:
-        words[:2] = ["python"]
     words = [*variables, *words]
     text = shlex.join(words)
     if len(text) <= 120:

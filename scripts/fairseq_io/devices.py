@@ -120,12 +120,8 @@ def launcher(devices: Devices) -> list[str]:
     ]
 
 
-def _ask_torch() -> tuple[int, bool]:
+if __name__ == "__main__":
     import torch
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return gpus, gpus > 0 and torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-if __name__ == "__main__":
-    print(json.dumps(_ask_torch()))
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    print(json.dumps([found, found > 0 and torch.cuda.is_bf16_supported(including_emulation=False)]))

@@ -9,7 +9,6 @@ that it orders by.
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import read_lines, write_json, write_lines
 from scripts.common.outputs import remove
 from scripts.common.process import run_logged
-from scripts.common.terminal import StatusLine, repeatedly
+from scripts.common.terminal import shown
 from scripts.scoring.detokenise import unit_joiner
 
 HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"
@@ -46,24 +45,26 @@ def best_text(hypotheses: Sequence[Hypothesis], lenpen: float) -> str:
 
 
 class GenerationOutput:
-    """Collects what fairseq-generate prints, line by line. ``nbest``: how many hypotheses it may give a sentence."""
+    """Collects what fairseq-generate prints, line by line."""
 
-    def __init__(self, subset: str, nbest: int = 1) -> None:
+    def __init__(self, subset: str) -> None:
         self.subset = subset
-        self.nbest = nbest
         self.expected: int | None = None
         self.hypotheses: dict[int, list[Hypothesis]] = {}
         self.texts: dict[str, dict[int, str]] = {"S": {}, "T": {}}
         self.facts: dict[str, Any] = {}
 
     def read(self, line: str) -> None:
-        """Take in one line.
-
-        Raises:
-            UserError: a sentence comes more often than it should, or is not UTF-8.
-        """
+        """Take in one line."""
         if found := _LINE.fullmatch(line):
-            self._take(found[1], int(found[2]), found[3])
+            kind, number, text = found[1], int(found[2]), found[3]
+            if kind == "H":
+                score, _, words = text.partition("\t")
+                self.hypotheses.setdefault(number, []).append(Hypothesis(float(score), words))
+            elif kind == "P":  # a log-probability a token
+                self.hypotheses[number][-1].tokens = len(text.split(" "))
+            else:
+                self.texts[kind][number] = text
         elif (found := _LOADED.search(line)) and found[2] == self.subset:
             self.expected = int(found[1].replace(",", ""))
         elif found := _SPEED.search(line):
@@ -76,26 +77,6 @@ class GenerationOutput:
             }
         elif found := _BLEU.search(line):
             self.facts["fairseq_bleu"] = float(found[1])
-
-    def _take(self, kind: str, number: int, text: str) -> None:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # see run_logged
-            raise UserError(f"fairseq-generate wrote {kind}-{number} in bytes that are not UTF-8: {text!r}") from error
-        if kind == "P":  # a log-probability a token
-            self.hypotheses[number][-1].tokens = len(text.split(" "))
-            return
-        if kind == "H":
-            score, _, words = text.partition("\t")
-            given = self.hypotheses.setdefault(number, [])
-            given.append(Hypothesis(float(score), words))
-            if len(given) <= self.nbest:
-                return
-        elif number not in self.texts[kind]:
-            self.texts[kind][number] = text
-            return
-        often = "twice" if self.nbest == 1 or kind != "H" else f"more than {self.nbest} times"
-        raise UserError(f"fairseq-generate gave sentence {kind}-{number} {often}; expected each exactly once")
 
     def complete(self) -> None:
         """Check that fairseq came to its end and left nothing out."""
@@ -155,20 +136,18 @@ def prepared_lines(
     return {name: [joined(line) for line in read_lines(prepared / f"{subset}.{language}")] for name, language in files}
 
 
-def run_generation(
-    command: Sequence[str], subset: str, log: Path, *, nbest: int = 1, label: str = ""
-) -> GenerationOutput:
+def run_generation(command: Sequence[str], subset: str, log: Path, *, label: str = "") -> GenerationOutput:
     """Run a command of fairseq-generate with its progress shown; everything it says is kept in ``log``.
 
     Raises:
         UserError: it failed, or left sentences out.
     """
-    output = GenerationOutput(subset, nbest)
+    output = GenerationOutput(subset)
 
     def progress() -> str:
         return f"{label}translated {len(output.hypotheses):,} of {output.expected or 0:,} sentences"
 
-    with closing(StatusLine()) as status, repeatedly(1.0, lambda: status.update(progress())):
+    with shown(progress):
         run_logged(command, log, output.read, what="fairseq-generate")
     output.complete()
     return output

@@ -43,9 +43,7 @@ _TOKENISERS = {
 
 _COMPOUND = re.compile(rb"([^ \t\n\r\f\v])-([^ \t\n\r\f\v])")
 # Perl reads bytes and parts words at ASCII's blanks alone; Python's split() knows 19 more
-_BLANKS_OF_PYTHON = "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-_BLANKS_OF_PYTHON += "\u2028\u2029\u202f\u205f\u3000"
-_NO_BLANK = {ord(blank): 0xF0000 + ord(blank) for blank in _BLANKS_OF_PYTHON}  # one each, of a private plane
+_NO_BLANK = {code: 0xF0000 + code for code in range(0x1C, 0x3001) if chr(code).isspace() and code != 0x20}  # private
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +10,7 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.process import run_logged
-from scripts.common.terminal import StatusLine, repeatedly
+from scripts.common.terminal import shown
 from scripts.scoring.detokenise import unit_joiner
 
 _SAMPLE = re.compile(r"fairseq_cli\.eval_lm(?: \| |:)(\d+) (.+ \[-?[\w.]+\])$")  # the log has one of two forms
@@ -46,18 +45,13 @@ class EvaluationOutput:
             raise UserError(f"`generate.post-process` is {units}, expected subword_nmt or sentencepiece")
         self.units, self._join = units, join
         self.facts: dict[str, Any] = {}
-        self._samples: dict[int, list[tuple[str, float]]] = {}
-
-    @property
-    def done(self) -> int:
-        """Number of samples so far."""
-        return len(self._samples)
+        self.samples: dict[int, list[tuple[str, float]]] = {}
 
     def read(self, line: str) -> None:
         """Take in one line."""
         if found := _SAMPLE.search(line):
             items = [item.rpartition(" [") for item in found[2].split("\t")]
-            self._samples[int(found[1])] = [(word, float(value.rstrip("]"))) for word, _, value in items]
+            self.samples[int(found[1])] = [(word, float(value.rstrip("]"))) for word, _, value in items]
         elif found := _TOKENS.search(line):
             self.facts |= {
                 "tokens": int(found[1].replace(",", "")),
@@ -73,12 +67,12 @@ class EvaluationOutput:
         Raises:
             UserError: fairseq-eval-lm did not come to its end.
         """
-        if "perplexity" not in self.facts or not self._samples:
+        if "perplexity" not in self.facts or not self.samples:
             raise UserError("fairseq-eval-lm did not report a perplexity; see its log")
         found = list[Sentence]()
         line, total = list[str](), 0.0
-        for number in sorted(self._samples):  # a sample is a sentence, or a block that holds several
-            for unit, log_probability in self._samples[number]:
+        for number in sorted(self.samples):  # a sample is a sentence, or a block that holds several
+            for unit, log_probability in self.samples[number]:
                 total += log_probability
                 line.append(unit)
                 if unit == _END:
@@ -95,7 +89,7 @@ def run_evaluation(command: Sequence[str], log: Path, units: str | None) -> Eval
         UserError: it failed, or did not come to its end.
     """
     output = EvaluationOutput(units)
-    with closing(StatusLine()) as status, repeatedly(1.0, lambda: status.update(f"evaluated {output.done:,} samples")):
+    with shown(lambda: f"evaluated {len(output.samples):,} samples"):
         run_logged(command, log, output.read, what="fairseq-eval-lm")
     output.sentences()
     return output

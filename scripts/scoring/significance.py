@@ -1,17 +1,13 @@
-"""Paired bootstrap resampling, which tells whether a system is better than a baseline or was lucky with the test set.
+"""Paired bootstrap resampling (Koehn, 2004): how much the difference of two systems owes to the choice of the test set.
 
-Koehn (2004), as sacreBLEU does it: 1,000 test sets of the same size are drawn from the sentences with replacement, and
-p is the share of them in which the difference strays from its mean by more than what was measured.
+Test sets of the same size are drawn from the sentences with replacement.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from sacrebleu.metrics.base import Metric
-from sacrebleu.significance import PairedTest
-
-from scripts.scoring.metrics import Measure, Side, check_sides
 
 SAMPLES = 1000
 SEED = 12345  # sacreBLEU's
@@ -39,41 +35,6 @@ class MetricOfCounts:
     def score(self, lines: Sequence[str]) -> Any:
         """The metric's score object for all lines."""
         return self._compute_score_from_stats(self._extract_corpus_statistics(lines).sum(axis=0))
-
-
-def paired_bootstrap(
-    found: Mapping[str, Measure], hypotheses: Side, baseline: Side, references: Side
-) -> dict[str, dict[str, Any]]:
-    """For each measure that there are lines for: both scores with half their 95% interval, and p of the difference.
-
-    The resamples are the same in every call (sacreBLEU's seed, 12345 or SACREBLEU_SEED).
-
-    Raises:
-        UserError: unequal numbers of lines, or none.
-    """
-    results = {}
-    for key, measure in found.items():
-        ours, theirs, reference = (measure.view(side) for side in (hypotheses, baseline, references))
-        if ours is None or theirs is None or reference is None:
-            continue
-        check_sides(ours, reference)
-        check_sides(theirs, reference)
-        systems: list[tuple[str, Sequence[str]]] = [("baseline", list(theirs)), ("system", list(ours))]
-        test = PairedTest(systems, {"score": measure.metric}, [list(reference)], test_type="bs", n_samples=SAMPLES)
-        signatures, scores = cast(Any, test())
-        [(name, signature)] = signatures.items()
-        before, after = scores[name]
-        results[key] = {
-            "score": after.score,
-            "baseline": before.score,
-            "difference": after.score - before.score,
-            # sacreBLEU counts the resamples that stray further, of which equal systems have none
-            "p": after.p_value if after.score != before.score else 1.0,
-            "ci": float(after.ci),
-            "baseline_ci": float(before.ci),
-            "signature": str(signature),
-        }
-    return results
 
 
 def standard_error(metric: MetricOfCounts, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> float:

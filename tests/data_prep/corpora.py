@@ -15,7 +15,6 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -141,9 +140,10 @@ def pack(path: Path, members: Mapping[str, bytes]) -> Path:
     return path
 
 
-def local_copy(name: str, folder: Path, archives: Path, url: str | None, **changes: Any) -> Path:
-    """A dataset's YAML for small archives: addresses at ``url`` (none: they come with --raw), their true checksums, no
-    known counts, few BPE merges; ``changes`` replace whole keys. The members, steps and splits stay the dataset's own.
+def local_copy(name: str, folder: Path, archives: Path, url: str) -> Path:
+    """A dataset's YAML for small archives: addresses at ``url``, their true checksums, no known counts, few BPE merges.
+
+    The members, steps and splits stay the dataset's own.
     """
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     for file, facts in data["files"].items():
@@ -153,7 +153,7 @@ def local_copy(name: str, folder: Path, archives: Path, url: str | None, **chang
                 facts[kind] = hashlib.new(kind, content).hexdigest()
         if "bytes" in facts:
             facts["bytes"] = len(content)
-        facts["urls"] = [f"{url}/{file}"] if url else []
+        facts["urls"] = [f"{url}/{file}"]
     for step in data.get("steps", ()):
         if isinstance(step, dict) and "bpe" in step:
             step["bpe"]["merges"] = 60
@@ -162,7 +162,6 @@ def local_copy(name: str, folder: Path, archives: Path, url: str | None, **chang
     data.pop("expected", None)
     for key in ("expected_vocab_size", "nwords_source", "nwords_target"):
         data["binarise"].pop(key, None)
-    data |= changes
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(data, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return path

@@ -1,6 +1,5 @@
 """download, prepare, binarise and the command of all three, on package descriptions and a user's own text."""
 
-import gzip
 import hashlib
 import json
 import os
@@ -18,11 +17,10 @@ import pytest
 
 from data_prep import report
 from data_prep.binarise import _check_known, _check_vocab_size, _command, binarise, dictionary
-from data_prep.dataset import FOLDER, Debian, load_dataset
+from data_prep.dataset import FOLDER, load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
-from data_prep.sources import apt, debian
-from data_prep.text.debian import Description
+from data_prep.sources import apt
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.process import python_module
@@ -51,7 +49,13 @@ def raw(tmp_path: Path) -> Path:
 def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "mine.yaml"
     file.write_text((FOLDER / "debian_en_de.yaml").read_text().replace("merges: 3000", "merges: 60"))
+    german = (raw / "Translation-de").read_bytes()
+    (raw / "Translation-de").unlink()
+    (raw / "Translation-de.xz").write_bytes(corpora.PACK["xz"](german))
     run(monkeypatch, file, "--raw", raw, "--out", tmp_path, "--accept-counts", "--workers", 1)
+    assert (tmp_path / "raw" / "Translation-de").read_bytes() == german + b"\n"
+    facts = json.loads((tmp_path / "raw" / "manifest.json").read_text())["files"]["Translation-de"]
+    assert facts["lines"] == german.count(b"\n") + 1
     ready = tmp_path / "prepared"
     counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
     assert counts["source"]["en"]["descriptions"] == 400
@@ -111,7 +115,9 @@ def test_summaries_by_a_user_s_command_in_another_folder(tmp_path: Path):
 
 
 def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    raw = english(tmp_path / "given")
+    raw, long = english(tmp_path / "given"), block("long", "en", "one more synopsis", "word " * 101)
+    with open(raw / "Translation-en", "a") as f:
+        f.write(f"\n{long}")
     run(monkeypatch, "debian_lm", "--raw", raw, "--out", tmp_path, "--accept-counts", "--workers", 1)
     splits = {split: lines_of(tmp_path / "prepared" / f"{split}.en") for split in SPLITS}
     together = [line for split in splits.values() for line in split]
@@ -120,37 +126,13 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     counts = json.loads((tmp_path / "prepared" / "counts.json").read_text(encoding="utf-8"))
     assert list(counts["files"]) == [f"{split}.en" for split in SPLITS]
     # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
-    assert counts["source"]["lines left out"] == {"repeated": 399 + 200}
-
-
-def test_longer_lines_are_left_out():
-    found, said = (
-        [("test", Description("a", "", "one two", ("one two three four five", "one two three")))],
-        dict[str, Any](),
-    )
-    lines = debian._lines(Debian(max_words=3), found, said)
-    assert [line for _, line in lines] == [("one two",), ("one two three",)]
-    assert said["lines left out"] == {"more than 3 words": 1}
-
-
-@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".xz", corpora.PACK["xz"])])
-def test_raw_takes_compressed_files(tmp_path: Path, raw: Path, suffix: str, pack):
-    given = tmp_path / "given"
-    given.mkdir()
-    for language in LANGUAGES:
-        (given / f"Translation-{language}{suffix}").write_bytes(pack((raw / f"Translation-{language}").read_bytes()))
-    manifest = download(load_dataset("debian_en_de"), raw=given, out=tmp_path / "out")
-    for language in LANGUAGES:
-        got = (tmp_path / "out" / f"Translation-{language}").read_bytes()
-        assert got == (raw / f"Translation-{language}").read_bytes() + b"\n"
-        assert manifest["files"][f"Translation-{language}"]["lines"] == got.count(b"\n")
+    assert counts["source"]["lines left out"] == {"repeated": 399 + 200, "more than 100 words": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
         ("Translation-fr", b"x", "has none of Translation-de, Translation-de.gz"),
-        ("Translation-de.gz", gzip.compress(b"x" * 999, mtime=0)[:-5], "is damaged or cut short"),
         ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: line that is neither"),
     ],
 )
@@ -201,7 +183,7 @@ esac
 """
 
 
-def test_packages_come_in_slices_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def package_apt(then: str) -> None:
         for name in ("apt-get", "apt-cache"):
             (tmp_path / name).write_text(PACKAGES.format(log=tmp_path / "log", then=then))
@@ -209,10 +191,9 @@ def test_packages_come_in_slices_and_unknown_ones_are_named(tmp_path: Path, monk
 
     package_apt("true")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(apt, "_SLICE", 2)
     (tmp_path / "out").mkdir()
     notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
-    assert (tmp_path / "log").read_text() == "a b\nc\n"
+    assert (tmp_path / "log").read_text() == "a b c\n"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_1_all.deb", "b_1_all.deb", "c_1_all.deb"]
     assert notes == {"packages this release does not have": ["z"]}
     with pytest.raises(UserError, match="apt knows none of 2 packages"):

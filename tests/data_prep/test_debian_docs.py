@@ -1,15 +1,14 @@
 """Pairs from packages as apt downloads them: small ones in the same format, and damaged ones."""
 
 import gzip
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_prep import download
 from data_prep.dataset import Dataset, Debian
+from data_prep.download import download
 from data_prep.sources import debian_docs
 from data_prep.sources.debian_docs import read_package, rows
 from scripts.common.errors import UserError
@@ -30,7 +29,7 @@ COPYRIGHT = (
 
 def dataset(target: str = "de", **options: Any) -> Dataset:
     """Return one that holds nothing out, since a small package would be more than the share that must train."""
-    debian = Debian(packages=("ls", "ls-l10n"), **options)
+    debian = Debian(**{"packages": ("ls", "ls-l10n"), **options})
     return Dataset(name="d", file=Path("d.yaml"), kind="debian_docs", source="en", target=target, debian=debian)
 
 
@@ -72,21 +71,12 @@ def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
             ("Open the last file", "Letzte Datei öffnen"),
         )
     ]
-    read = report["read"]
-    assert {kind: read[f"train: {kind}"] for kind in ("manual pages", "Mallard", "HTML", "catalogues")} == {
-        "manual pages": 1,
-        "Mallard": 2,
-        "HTML": 1,
-        "catalogues": 3,
-    }
-    assert read["near-duplicates"] == 1
+    counts = {"near-duplicates": 1, "train: manual pages": 1, "train: Mallard": 2, "train: HTML": 1}
+    assert counts.items() <= report["read"].items()
     licences = report["licences, as each source names them"]
     assert licences == {"ls": "(GPL-2, GPL-2+)", "ls-l10n": "(no name; see its copyright file)"}
-
-
-def test_another_language(tmp_path: Path):
-    found = [pair for _, pair in rows(dataset("fr"), packages(tmp_path / "raw"), {})]
-    assert found == [("One more chapter of text", "Encore un chapitre de texte")]
+    french = [("train", ("One more chapter of text", "Encore un chapitre de texte"))]
+    assert list(rows(dataset("fr"), tmp_path / "raw", {})) == french
 
 
 def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Path):
@@ -111,24 +101,17 @@ def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Pa
     assert (read["manual pages that cannot be read"], read["manual pages that do not agree"]) == (4, 1)
 
 
-def test_a_package_that_is_cut_is_refused_wherever_that_is(tmp_path: Path):
+def test_what_is_cut_or_no_package_is_refused(tmp_path: Path):
     path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
     whole = path.read_bytes()
     assert next(name for name, _ in read_package(path)) == "control"
-    for size in [*random.Random(1).sample(range(len(whole) - 1), 40), 0, 7, 8, 60, 68]:
-        path.write_bytes(whole[:size])
+    bad = [whole[:size] for size in [*random.Random(1).sample(range(len(whole) - 1), 40), 0, 7, 8, 60, 68]]
+    for name in (b"data.tar.zz", b"control.tar"):
+        bad.append(whole.replace(b"data.tar.xz", name))
+    for data in (*bad, whole.replace(b"!<arch>", b"!<arsh>")):
+        path.write_bytes(data)
         with pytest.raises(UserError, match=r"not a Debian package that can be read .*fetch it again"):
             list(read_package(path))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [(b"!<arch>", b"!<arsh>"), (b"data.tar.xz", b"data.tar.zz"), (b"data.tar.xz ", b"control.tar ")]
-)
-def test_what_is_no_package_is_refused(tmp_path: Path, old: bytes, new: bytes):
-    path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
-    path.write_bytes(path.read_bytes().replace(old, new))
-    with pytest.raises(UserError, match="not a Debian package"):
-        list(read_package(path))
 
 
 @pytest.mark.parametrize(
@@ -144,20 +127,12 @@ def test_sources_of_two_versions_are_one(control: str, source: str):
     assert debian_docs._source(control.encode()) == source
 
 
-def test_the_command_takes_a_folder_of_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    raw = packages(tmp_path / "raw")
-    dataset_file = tmp_path / "mine.yaml"
-    keys = {"kind": "debian_docs", "source": "en", "target": "de", "debian": {"packages": ["ls", "ls-l10n", "absent"]}}
-    dataset_file.write_text(json.dumps(keys))
-    line = [str(dataset_file), "--raw", str(raw), "--out", str(tmp_path / "out")]
-    download.main(line)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+def test_packages_come_from_a_folder(tmp_path: Path):
+    raw, out = packages(tmp_path / "raw"), tmp_path / "out"
+    given = dataset(packages=("ls", "ls-l10n", "absent"))
+    manifest = download(given, raw=raw, out=out)
     assert manifest["packages not in the folder given with --raw"] == ["absent"]
     assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
-    assert all((tmp_path / "out" / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
-    sizes = [path.stat().st_size for path in raw.iterdir()]
-    assert capsys.readouterr().out == f"{tmp_path / 'out'}: {len(sizes)} files, {sum(sizes):,} bytes\n"
-    for path in raw.iterdir():
-        path.unlink()
+    assert all((out / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
     with pytest.raises(UserError, match="has none of the packages"):
-        download.main(line)
+        download(given, raw=tmp_path, out=out)

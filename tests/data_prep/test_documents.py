@@ -83,9 +83,7 @@ def test_blocks(read: Callable[[bytes], list[Block]], data: bytes, blocks: list[
     [
         (man, b".Dd May 1, 2020\n.Sh NAME\n", "mdoc"),
         (xml, DOCBOOK[:-1].encode(), "unclosed"),
-        (xml, DOCBOOK.replace("</para>", "").encode(), "mismatched"),
         (xml, b"", "no element"),
-        (xml, b"text", "syntax error"),
         *[
             (xml, f'<?xml version="1.0" encoding="{name}"?><para>text</para>'.encode(), "encoding|codec")
             for name in ("klingon", "utf-7", "hex", "idna")
@@ -155,7 +153,7 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
     whole = catalogue(MESSAGES, order=order, charset=charset)
     assert set(messages_of(whole)) == READ
     for size in range(len(whole) - 1):  # the last byte only ends the last string
-        with pytest.raises(ValueError, match=r"not a catalogue|cut short|unpack_from"):
+        with pytest.raises(ValueError, match=r"not a catalogue|unpack_from"):
             messages_of(whole[:size])
     if charset != "UTF-8":
         for name in (b"UTF-8     ", b"KLINGON-88"):
@@ -176,7 +174,6 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
         ("&Y-axis && grid", "Y 轴和网格(&Y)", [("Y-axis & grid", "Y 轴和网格")]),
         ("_Shift (S)", "Shift(S)", [("Shift (S)", "Shift(S)")]),
         ("/_View/So_rt/_Up", "/查看(_V)/排序(_R)/升(_U)", [("/View/Sort/Up", "/查看/排序/升")]),
-        ("_All files", "_Alle Dateien", [("All files", "Alle Dateien")]),
         ("/_File/_New folder", "/_Datei/_Neuer Ordner", [("/File/New folder", "/Datei/Neuer Ordner")]),
         ("_Mark it, Focuse&d", "Markieren, im Fokus", [("Mark it, Focused", "Markieren, im Fokus")]),
         ("New message", "Ne&ue Nachricht", [("New message", "Neue Nachricht")]),
@@ -185,7 +182,6 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
         ("a file_name, R&D", "Dateiname", [("a file_name, R&D", "Dateiname")]),
         ("see ?a=1&b=2", "siehe dort", [("see ?a=1&b=2", "siehe dort")]),
         ("&copy &amp; move", "eins &mdash; zwei", [("&copy & move", "eins — zwei")]),
-        ("Save && quit", "Sichern && beenden", [("Save & quit", "Sichern & beenden")]),
         ("%s of %1 at <b>%d</b>", "%s von %1 bei <b>%d</b>", [("%s of %1 at  %d ", "%s von %1 bei  %d ")]),
         ("<file> &lt;here&gt;<br/>now", "<file> hier &amp; jetzt", [("<file> <here> now", "<file> hier & jetzt")]),
         ("a ~tilde", "ohne", [("a ~tilde", "ohne")]),

@@ -1,9 +1,8 @@
-"""Each dataset the whole way, from a web server on this machine to what fairseq reads; and killed at each step."""
+"""Each dataset the whole way, from a web server on this machine to what fairseq reads."""
 
 import functools
 import json
 import re
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,13 +16,11 @@ from data_prep.archives import named_members
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.lines import line_steps
 from scripts.common.errors import UserError
-from scripts.common.outputs import LIST
 from tests.data_prep import corpora
 from tests.data_prep.corpora import BAD, Pair, lines_of, local_copy, numbers
 from tests.data_prep.samples import SPLITS, run
 from tests.data_prep.stories import Collection
 from tests.data_prep.web import serving
-from tests.killed import Moment, killed_at
 
 BUILD: dict[str, Callable[[Path], Any]] = {
     "wmt16_en_de": corpora.wmt16,
@@ -225,60 +222,3 @@ def test_lines_that_a_model_is_asked_become_those_of_its_test_set(made, name: st
         line_steps(dataset, dataset.source, folder / "nothing")
     with pytest.raises(UserError, match="wmt16_en_de for wmt16_en_de_google"):
         line_steps(load_dataset("wmt16_en_de_google"), "en", folder / "codes")
-
-
-def kind_of_file(path: Path, out: Path) -> str:
-    """Return where a file is and what it is for, without its number, process and, of what was fetched, its name.
-
-    The splits and languages are one kind: the same lines of code write each.
-    """
-    name = re.sub(r"/(train|valid|test)\.\w+$", "/split.language", str(path.relative_to(out.parent)))
-    return re.sub(r"(out/raw/)(?!manifest)\.?[^.]*[^/]*?(\.lightconv)?$", r"\1*\2", name)
-
-
-def results(out: Path) -> dict[str, bytes]:
-    """Return what was made, but for times and for addresses of the server."""
-    files = [path for folder in ("prepared", "binarised") for path in (out / folder).rglob("*") if path.is_file()]
-    left_out = re.compile(r".*preprocess\.log|.*stamp.*|.*/\..*")
-    named = {str(path.relative_to(out)): path for path in files}
-    return {name: path.read_bytes() for name, path in named.items() if not left_out.fullmatch(name)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "moment"),
-    [("iwslt14_de_en", "before"), ("gbw", "after")],
-)
-def test_killed_at_each_step(made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, moment: Moment):
-    """The process kills itself at the first rename of each kind of file, and every download breaks off half-way once.
-
-    What a run writes is under its final name once it has been renamed. Where the kills come after it, the server knows
-    no ranges.
-    """
-    whole, out, done, log = made(name), tmp_path / "out", list[str](), tmp_path / "kill.log"
-    monkeypatch.setattr("data_prep.fetch.FIRST_DELAY", 0.01)
-
-    def first(target: Path) -> Moment | None:
-        kind = kind_of_file(target, out)
-        if kind in done or target.name == LIST:  # which test_outputs is about
-            return None
-        log.write_text(kind)
-        return moment
-
-    with serving() as site:
-        for path in whole.archives.iterdir():
-            content = path.read_bytes()
-            site.add(f"/{path.name}", content, ranges=moment == "before", drop=[len(content) // 2])
-        file = local_copy(name, tmp_path, whole.archives, site.url)
-        if name == "gbw":
-            (tmp_path / "gbw.md5").write_bytes((whole.archives / "gbw.md5").read_bytes())
-        while status := killed_at(lambda: run(monkeypatch, file, "--out", out, "--workers", 1), first):
-            assert status == -signal.SIGKILL
-            done.append(log.read_text())
-            assert len(done) == len(set(done))
-    made = {kind.split("/")[1] for kind in done}
-    assert made >= {"raw", ".prepared.work.lightconv", "prepared", "binarised", "report.md"}
-    assert results(out) == results(whole.out)
-    assert {path.relative_to(out) for path in out.rglob("*")} == {
-        path.relative_to(whole.out) for path in whole.out.rglob("*")
-    }

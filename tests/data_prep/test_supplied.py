@@ -12,7 +12,6 @@ from data_prep.prepare import prepare
 from data_prep.sources.supplied import _LONGEST, SuppliedText
 from data_prep.text import bpe, sentencepiece
 from scripts.common.errors import UserError
-from scripts.fairseq_io.checkpoints import load
 from tests.data_prep.corpora import PACK, packed
 from tests.data_prep.samples import own_dataset
 
@@ -78,19 +77,12 @@ def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, d
         read(tmp_path / "my.en", data)
 
 
-@pytest.mark.parametrize(
-    ("name", "use"),
-    [
-        ("codes", lambda path: bpe.encoder(codes=str(path))),
-        ("a.model", lambda path: sentencepiece.encoder(codes=str(path))),
-        ("checkpoint_best.pt", load),
-    ],
-)
-def test_what_lies_in_place_of_a_file_is_said(tmp_path, name, use):
+@pytest.mark.parametrize("units", [bpe, sentencepiece])
+def test_what_lies_in_place_of_a_model_of_units_is_said(tmp_path, units):
     for data, said in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page")):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(UserError, match=f"{name}.*({said})"):
-            use(tmp_path / name)
+        (tmp_path / "model").write_bytes(data)
+        with pytest.raises(UserError, match=f"model.*({said})"):
+            units.encoder(codes=str(tmp_path / "model"))
 
 
 def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_path, capsys):

@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "average": (average.main, "--checkpoints checkpoints --last 2 --by update --out OUT/model.pt"),
     "generate": (generate.main, f"model.yaml {TRAINED} --out OUT"),
     "evaluate": (evaluate.main, f"lm.yaml {TRAINED} --out OUT"),
-    "score": (score.main, "model.yaml --hypotheses hypotheses --prepared prepared --baseline hypotheses --out OUT"),
+    "score": (score.main, "model.yaml --hypotheses hypotheses --prepared prepared --out OUT"),
     "select": (select.main, "model.yaml --run run --out OUT"),
     "table": (table.main, "1 --work work --out OUT"),
     "pretrained": (pretrained.main, f"get {PUBLISHED} --from . --out OUT"),

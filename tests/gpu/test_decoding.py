@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.ops import reference
 from tests.gpu.test_operators import make
 from tests.models import common
@@ -55,50 +54,6 @@ def test_a_state_follows_its_beams(dtype, dynamic, device):
         operator = reference.dynamic_conv if dynamic else reference.light_conv
         want = operator(past.double(), (kernels if dynamic else shared).double(), padding_l=K - 1)
         assert_close(got, want[-1:], dtype)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@torch.no_grad()
-def test_source_attention_is_the_cpus(dtype, padded, device):
-    exact = SourceAttention(32, 4, source_dim=24).double().eval()
-    theirs = copy.deepcopy(exact).to(device, dtype)
-    exact = copy.deepcopy(theirs).cpu().double()  # of the same, rounded, weights
-    source = make(device, 9, 3, 24, dtype=dtype)
-    padding = (torch.arange(9) < torch.tensor([[0], [3], [8]])).to(device) if padded else None
-    query = make(device, 5, 3, 32, dtype=dtype)
-
-    def on_cpu(*given):
-        return [t if t is None else t.cpu() if t.dtype == torch.bool else t.cpu().double() for t in given]
-
-    got, _ = theirs(query, source, source, padding, need_weights=False)
-    want, _ = exact(*on_cpu(query, source, source, padding), need_weights=False)
-    assert_close(got.cpu(), want, dtype)
-    states: tuple[dict, dict] = ({}, {})
-    for order in ([0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5]):
-        index = torch.tensor(order)
-        if states[0]:
-            theirs.reorder_incremental_state(states[0], index.to(device))
-            exact.reorder_incremental_state(states[1], index)
-        row = make(device, 1, len(order), 32, dtype=dtype)
-        given = (row, source, source, padding)
-        got, _ = theirs(*given, incremental_state=states[0], need_weights=False)
-        want, _ = exact(*on_cpu(*given), incremental_state=states[1], need_weights=False)
-        assert_close(got.cpu(), want, dtype)
-
-
-OPTIONS = {"temperature": 0.7, "pad": 1, "unk": 3, "unk_penalty": 0.5}
-
-
-@pytest.mark.parametrize(("banned", "only"), [(None, None), (2, None), (None, 2)])
-def test_candidates_of_a_search_are_the_cpus(banned, only, device):
-    logits, scores = torch.randn(12, 5000), torch.randn(12)
-    options = {**OPTIONS, "beams": 4, "count": 8, "banned": banned, "only": only}
-    got = ops.beam_candidates(logits.to(device), scores.to(device), **options)
-    want = ops.beam_candidates(logits, scores, **options)
-    assert_close(got[0].cpu(), want[0])
-    possible = want[0] > -torch.inf  # of those that are not, any may be named
-    for a, b in zip(got[1:], want[1:], strict=True):
-        assert torch.equal(a.cpu()[possible], b[possible])
 
 
 def to_device(sample, device):

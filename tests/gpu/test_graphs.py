@@ -1,8 +1,6 @@
-"""Streams, captured graphs, compiled models, and two processes on one device."""
+"""Streams, captured graphs and compiled models."""
 
 import copy
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from tests.models import test_architectures as small
 from tests.ops import native
 from tests.tolerances import assert_close
 
-ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 
 
@@ -46,36 +43,6 @@ def test_a_kernel_first_met_in_a_capture(device, capture):
     x, weight = make(device, 37, 3, 130), make(device, 2, 29)
     got = capture(lambda: native.light_conv(x, weight, padding_l=11), warm=False)()
     assert_close(got, native.light_conv(x, weight, padding_l=11))
-
-
-def updating(arch, device):
-    """A model and a function that computes its loss and gradients on one batch."""
-    torch.manual_seed(0)
-    task = small.task(arch)
-    options = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "input_dropout"), 0.0)
-    model = small.build(arch, task, **options).to(device).train()
-    batch = small.toy_batch(arch, task)
-    given = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
-    target = batch["target"].to(device).flatten()
-    parameters = [p for p in model.parameters() if p.requires_grad]
-
-    def update():
-        loss, _ = ops.smoothed_nll(model(**given)[0].flatten(0, 1), target, 0.1, 1)
-        return loss.detach(), *torch.autograd.grad(loss, parameters)
-
-    return model, update
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_captured_update_of_a_model(arch, device, capture):
-    model, update = updating(arch, device)
-    replay = capture(update)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.25)  # a replay computes from what there is now
-    got = [t.clone() for t in replay()]
-    for a, b in zip(got, update(), strict=True):
-        assert_close(a, b)
 
 
 def compiled(function, device):
@@ -113,31 +80,3 @@ def test_a_compiled_model(arch, device):
     given = {name: tensor.to(device) for name, tensor in small.toy_batch(arch, task)["net_input"].items()}
     want = model(**given)[0]
     assert_close(compiled(copy.deepcopy(model), device)(**given)[0], want)
-
-
-TWO = """
-import os, sys, torch
-from lightconv_plugin import ops
-from lightconv_plugin.ops import library
-assert library.load() is None
-os.environ["LIGHTCONV_CACHE"] = sys.argv[3]  # of kernels: the library is loaded
-torch.manual_seed(0)
-x, weight, grad = torch.randn(65, 4, 192), torch.randn(65, 4, 3, 31), torch.randn(65, 4, 192)
-x, weight, grad = (t.to(sys.argv[1]) for t in (x, weight, grad))
-for _ in range(20):
-    a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
-    out = ops.dynamic_conv(a, b, padding_l=15, backend="native")
-    found = [out.detach(), *torch.autograd.grad(out, (a, b), grad)]
-torch.save([t.cpu() for t in found], sys.argv[2])
-"""
-
-
-def test_two_processes_on_one_device(device, tmp_path):
-    """Both compile into one cache, which is empty, and compute at the same time."""
-    files = [tmp_path / str(number) for number in range(2)]
-    commands = [[sys.executable, "-c", TWO, str(device), str(file), str(tmp_path / "cache")] for file in files]
-    running = [subprocess.Popen(command, cwd=ROOT) for command in commands]
-    assert [process.wait() for process in running] == [0, 0]
-    first, second = (torch.load(f) for f in files)
-    for a, b in zip(first, second, strict=True):
-        assert_close(a, b)

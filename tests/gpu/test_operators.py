@@ -94,19 +94,6 @@ def test_states_and_packed_sentences(name, dtype, K, device):
         assert_close(got / scale, want / scale, dtype)
 
 
-@pytest.mark.parametrize("name", ["light_conv", "dynamic_conv"])
-def test_batch_first_and_pieces(name, dtype, device):
-    x, weight = make(device, 2, 40, 96, dtype=dtype), make(device, *(() if name == "light_conv" else (2, 40)), 3, 7)
-    weight, options = weight.to(dtype), {"padding_l": 6, "batch_first": True, "return_state": True}
-    outs, state = [], None
-    for piece in (slice(0, 3), slice(3, 40)):
-        own = weight if weight.ndim == 2 else weight[:, piece]
-        out, state = getattr(ops, name)(x[:, piece], own, initial_state=state, **options)
-        outs.append(out)
-    rows, own = x.transpose(0, 1).double(), weight.double() if weight.ndim == 2 else weight.transpose(0, 1).double()
-    assert_close(torch.cat(outs, 1).transpose(0, 1), getattr(reference, name)(rows, own, padding_l=6), dtype)
-
-
 def test_strides_and_an_address_that_is_not_aligned(dtype, device):
     x, weight = make(device, 3, 33, 128, dtype=dtype).transpose(0, 1), make(device, 2, 62, dtype=dtype)[:, ::2]
     apart = make(device, x.numel() + 1, dtype=dtype)[1:].view(x.shape)

@@ -221,17 +221,26 @@ def test_parameter_counts_of_the_operators():
     assert [regular, *counts] == [7_340_032, 7_168, 112, 112 * 1024]
 
 
-@pytest.mark.parametrize("options", [{}, {"query_heads": 2}], ids=["", "query heads"])
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
-def test_text_in_pieces_batch_first_and_packed(kind, options):
-    conv = kind(8, 5, heads=4, causal=True, **({} if kind is LightweightConv else options)).double()
+@pytest.mark.parametrize(
+    ("kind", "options"), [(LightweightConv, {}), (DynamicConv, {}), (DynamicConv, {"query_heads": 2})]
+)
+def test_text_in_pieces_batch_first_packed_and_in_steps(kind, options):
+    """``batch_first`` of the module is that of each call; a call's own goes before."""
+    conv, other = (kind(8, 5, heads=4, causal=True, batch_first=first, **options).double() for first in (False, True))
+    other.load_state_dict(conv.state_dict())
     x = torch.randn(9, 3, 8, dtype=torch.float64)
-    whole = conv(x)
-    assert_close(conv(x.transpose(0, 1), batch_first=True), whole.transpose(0, 1))
-    first, state = conv(x[:2], return_state=True)
-    assert_close(torch.cat([first, conv(x[2:], initial_state=state)]), whole)
-    packed = conv(x.transpose(0, 1).flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9))
-    assert_close(packed, whole.transpose(0, 1).flatten(0, 1))
+    rows, whole = x.transpose(0, 1), conv(x)
+    assert_close(other(x, batch_first=False), whole)
+    for module, first in ((conv, {"batch_first": True}), (other, {})):
+        assert_close(module(rows, **first), whole.transpose(0, 1))
+        begin, state = module(rows[:, :2], return_state=True, **first)
+        end = module(rows[:, 2:], initial_state=state, **first)
+        assert_close(torch.cat([begin, end], 1), whole.transpose(0, 1))
+    assert_close(conv(rows.flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9)), whole.transpose(0, 1).flatten(0, 1))
+    past: dict = {}
+    with torch.no_grad():
+        steps = [other(rows[:, t : t + 1], incremental_state=past) for t in range(9)]
+    assert_close(torch.cat(steps, 1), whole.transpose(0, 1))
 
 
 @pytest.mark.parametrize("conv", CONVS)
@@ -243,20 +252,3 @@ def test_widths_of_other_types(conv, number):
     expected = ops.light_conv(x, torch.ones(2, 3), padding_l=2)
     assert torch.equal(ops.light_conv(x, torch.ones(2, 3), padding_l=number(2)), expected)
     assert module(x).shape == x.shape
-
-
-@pytest.mark.parametrize("conv", CONVS)
-def test_batch_first_of_the_module(conv):
-    """As of each call; a call's own goes before. Whole, with a state, and step by step."""
-    module = conv(6, 3, heads=2, causal=True, batch_first=True)
-    x, state = torch.randn(2, 5, 6), torch.randn(2, 2, 6)
-    out, last = module(x, initial_state=state, return_state=True)
-    expected, last_too = module(
-        x.transpose(0, 1), initial_state=state.transpose(0, 1), return_state=True, batch_first=False
-    )
-    assert_close(out.detach(), expected.transpose(0, 1).detach())
-    assert torch.equal(last, last_too.transpose(0, 1))
-    with torch.no_grad():
-        past: dict = {}
-        steps = [module(x[:, t : t + 1], incremental_state=past) for t in range(5)]
-    assert_close(torch.cat(steps, dim=1), module(x).detach())

@@ -63,10 +63,14 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch,
     with FakeTensorMode():
         tensors = call(device)
         has = (operator, device) not in WITHOUT_KERNEL
-        expected = "native" if has else "reference"
-        assert ops.choose_backend(operator, "auto", *tensors) == expected
-        assert ops.choose_backend(operator, "reference", *tensors) == "reference"
-        if has:
+        for setting in (None, "", "auto", "native", "reference"):
+            if setting is not None:
+                monkeypatch.setenv(backend.VARIABLE, setting)
+            # the variable speaks of all operators: it does not ask for kernels that there are not
+            expected = "native" if has and setting != "reference" else "reference"
+            assert ops.choose_backend(operator, "auto", *tensors) == expected
+            assert ops.choose_backend(operator, "reference", *tensors) == "reference"
+        if has:  # the argument goes before the variable
             key = device.upper()
             names = filter(None, (operator, OPERATORS[operator].gradient))
             assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", key) for name in names)
@@ -75,11 +79,6 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch,
             sentence = f"'native' was asked for, and cannot run {operator}: it has no kernel of {operator} for a "
             with pytest.raises(ValueError, match=sentence):
                 ops.choose_backend(operator, "native", *tensors)
-        # the variable speaks of all operators: it does not ask for kernels that there are not
-        monkeypatch.setenv(backend.VARIABLE, "native")
-        assert ops.choose_backend(operator, "auto", *tensors) == expected
-        monkeypatch.setenv(backend.VARIABLE, "reference")
-        assert ops.choose_backend(operator, "auto", *tensors) == "reference"
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -159,26 +158,6 @@ def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch
 
 
 # ---- The choice ----
-
-
-@pytest.mark.parametrize(
-    ("setting", "argument", "expected"),
-    [
-        (None, "auto", "native"),
-        ("auto", "auto", "native"),
-        ("", "auto", "native"),
-        ("reference", "auto", "reference"),
-        ("native", "auto", "native"),
-        ("reference", "native", "native"),
-        ("native", "reference", "reference"),
-    ],
-)
-def test_the_argument_goes_before_the_environment(monkeypatch, setting, argument, expected):
-    if setting is None:
-        monkeypatch.delenv(backend.VARIABLE, raising=False)
-    else:
-        monkeypatch.setenv(backend.VARIABLE, setting)
-    assert ops.choose_backend("light_conv", argument, X) == expected
 
 
 def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):

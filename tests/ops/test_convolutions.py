@@ -44,13 +44,13 @@ class Case(NamedTuple):
 
 CASES = [
     # cut for matrix units
-    Case(BF16, True, 31, 30, 64, (33, 129)),
+    Case(BF16, True, 31, 30, 64, (129,)),
     Case(BF16, True, 31, 15, 64, (2, 31), H=3),
     Case(BF16, True, 15, 7, 16, (31,), H=5, p=0.3),
     Case(BF16, False, 2, 1, 80, (2, 31)),
-    Case(BF16, False, 31, 30, 64, (33, 129), p=0.1),
+    Case(BF16, False, 31, 30, 64, (129,), p=0.1),
     Case(BF16, False, 15, 7, 64, (33,), softmax=False),
-    Case(F16, True, 63, 31, 64, (33, 70)),
+    Case(F16, True, 63, 31, 64, (70,)),
     Case(F16, True, 3, 1, 320, (31,), H=1),
     Case(F16, True, 31, 15, 128, (17, 40), H=3, p=0.1),
     Case(BF16, False, 31, 30, 192, (40,), H=1, p=0.1),
@@ -68,7 +68,7 @@ CASES = [
     Case(BF16, True, 31, 15, 64, (33,), H=3, capability=75),
     Case(F16, False, 15, 14, 3, (31,), H=3, capability=75),
     # several bands
-    Case(F16, True, 65, 3, 128, (70,), H=1, p=0.3),
+    Case(F16, True, 65, 3, 128, (33,), H=1, p=0.3),
     Case(BF16, False, 150, 149, 64, (70,), H=1, p=0.2),
     Case(F16, False, 200, 60, 7, (70,), H=3, softmax=False),
     Case(F32, True, 129, 64, 16, (70,), H=3, p=0.3),
@@ -203,18 +203,17 @@ def test_shapes_of_cpus(cpu, case):
             check(cpu, case._replace(dtype=dtype), *operands(case._replace(dtype=dtype), time))
 
 
-@pytest.mark.parametrize("dtype", [F32, F64, BF16, F16])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_widths_and_ratios_of_cpus(cpu, dynamic, dtype):
-    """Each width of kernel with each ratio; lengths and paddings in turn."""
-    turn = itertools.count()
-    for K, R in itertools.product((1, 2, 3, 7, 15, 31, 32, 63, 65), (1, 3, 16, 64, 80)):
-        lengths, at = sorted({1, 2, max(1, K - 1), K, K + 1, 31, 33, 129, 151}), next(turn)
-        case = Case(dtype, dynamic, K, (0, K // 2, K - 1)[at % 3], R, ())
-        check(cpu, case, *operands(case, lengths[at % len(lengths)]))
+def test_widths_and_ratios_of_cpus(cpu, dynamic):
+    """Each width of kernel with each ratio, in two types; lengths and paddings in turn."""
+    for at, (K, R) in enumerate(itertools.product((1, 2, 3, 7, 15, 31, 32, 63, 65), (1, 3, 16, 64, 80))):
+        lengths = sorted({1, 2, max(1, K - 1), K, K + 1, 31, 33, 129, 151})
+        for dtype in (F32, (F64, BF16, F16)[at % 3]):
+            case = Case(dtype, dynamic, K, (0, K // 2, K - 1)[at // 3 % 3], R, ())
+            check(cpu, case, *operands(case, lengths[at % len(lengths)]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     dynamic=st.booleans(),
     dtype=st.sampled_from([F32, F64, BF16, F16]),
@@ -271,16 +270,15 @@ def test_tensors_that_lie_apart(name):
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name, bad):
+def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name):
     """One channel of one position, of x or of the gradient, spoils what its kernel covers, and no other."""
     shapes = [(F32, 60, 7, padding_l, 20) for padding_l in (0, 2, 6)] + [(BF16, 31, 31, 15, 64), (BF16, 33, 70, 20, 64)]
     for dtype, time, K, padding_l, R in [*shapes, (F64, 60, 7, 2, 20), (BF16, 31, 2, 1, 80)]:
         heads = 3 if name == "dynamic_conv" else 2
         weight = draw((time, 2, heads, K) if name == "dynamic_conv" else (heads, K), dtype)
         options = (padding_l, True, 0.0, None)
-        for at in {7, time - 1} if run.gpu else {0, 7, time - 1}:
+        for at, bad in ((7, math.nan), (time - 1, -math.inf)) if run.gpu else ((0, -math.inf), (7, math.nan)):
             x = draw((time, 2, heads * R), dtype)
             x[at, 1, 5] = bad
             out = getattr(run, name)(x, weight, *options)
@@ -331,13 +329,12 @@ def test_logits_far_apart(run):
         torch.testing.assert_close(weights[large].double(), want[large], rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize(("dynamic", "p"), [(False, 0.3), (True, 0.0)])
 def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_threads):
     case = Case(F32, dynamic, 31, 15, 16, (), H=4, p=p)
     x, weight, grad = operands(case, 40 if run.gpu else 300)
     options, results = (15, True, p, torch.tensor([SEED])), []
-    for threads in (1, 2, 2, 3, 64):
+    for threads in (1, 2, 2, 64):
         set_threads(threads)
         gradients = run.conv_backward(grad, x, weight, *options, True, True, False, None, None)
         results.append((getattr(run, OPERATORS[dynamic])(x, weight, *options), *gradients))

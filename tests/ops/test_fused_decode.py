@@ -23,8 +23,10 @@ PAD, EOS, UNK = 1, 2, 3
 # ---- Linear maps of few rows ----
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, ops.FEW_ROWS])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (17, 3), (64, 65), (130, 257)])
+# rows are taken four at a time, inputs a vector, outputs as many as there are registers
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 1, 1), (3, 17, 3), (4, 64, 65), (5, 130, 257), (ops.FEW_ROWS, 130, 65)]
+)
 def test_linear(cpu, rows, inputs, outputs):
     x, weight = torch.randn(1, rows, inputs), torch.randn(outputs, inputs)
     for shift in (None, torch.randn(outputs)):
@@ -33,17 +35,11 @@ def test_linear(cpu, rows, inputs, outputs):
         assert_close(cpu.few_rows_linear(x, weight, shift) / math.sqrt(inputs), want / math.sqrt(inputs))
 
 
-def test_linear_leaves_gradients_other_types_and_layouts_to_torch(monkeypatch):
-    monkeypatch.setattr(torch.ops.lightconv, "few_rows_linear", None)
-    x, weight = torch.randn(2, 6), torch.randn(4, 6, requires_grad=True)
-    ops.linear(x, weight).sum().backward()
-    assert weight.grad is not None
-    many = torch.randn(ops.FEW_ROWS + 1, 6)
+def test_linear_of_few_rows_is_the_kernels(monkeypatch):
+    monkeypatch.setattr(torch.ops.lightconv, "few_rows_linear", lambda *_: "by the kernel")
     with torch.no_grad():
-        for given in ((x.double(), weight.double()), (x, torch.randn(6, 4).t()), (x[:0], weight), (many, weight)):
-            assert torch.equal(ops.linear(*given), F.linear(*given))
-    with pytest.raises(TypeError), torch.no_grad():
-        ops.linear(x, weight)
+        assert ops.linear(torch.ones(2, 6), torch.ones(4, 6)) == "by the kernel"
+    assert isinstance(ops.linear(torch.ones(2, 6), torch.ones(4, 6).requires_grad_()), Tensor)
 
 
 # ---- Attention of one query a row ----
@@ -56,7 +52,7 @@ HEADS = [
 
 
 @each_run("dtype, channels", HEADS)
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     rows=st.integers(0, 9),
     heads=st.integers(1, 3),
@@ -131,19 +127,6 @@ def test_rows_that_lie_together_read_their_sentence_without_a_copy(monkeypatch):
             got = ops.attend(query, keys, values, hidden, together, heads)
         assert_close(got, want)
         assert largest.numbers <= max(keys.numel(), query.numel())
-        with Largest() as largest:
-            ops.attend(query, keys, values, hidden, apart, heads)
-        assert largest.numbers == rows * keys.numel()
-
-
-@torch.no_grad()
-def test_the_source_of_no_sentences_is_re_ordered(monkeypatch):
-    monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
-    none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 7, 8)
-    source = {"keys": nothing, "values": nothing, "padding": None, "sentence": none}
-    after = ops.reorder_source(source, none, none)
-    out = ops.attend(torch.zeros(1, 0, 8), after["keys"], after["values"], None, after["sentence"], 2)
-    assert out.shape == (1, 0, 8)
 
 
 # ---- The best continuations ----
@@ -177,7 +160,7 @@ def check_candidates(got, want, *, words: bool = True) -> None:
         assert not words or torch.equal(a[possible], b[possible])
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     sentences=st.integers(1, 3),
     beams=st.integers(1, 4),
@@ -241,8 +224,8 @@ def test_step_candidates(gpu, dtype, types, count, sentences, beams, limits, tem
     scores = torch.randint(-3, 1, (sentences * beams,), generator=generator).float() * 1.5 * (temperature != 1.0)
     scores[3::4] = -math.inf
     at, rules = torch.tensor(limits), (temperature, PAD, EOS, UNK, penalty)
-    got = gpu.step_candidates(logits, scores, at, beams, count, *rules)
     want = ordered(logits, scores, beams, count, temperature, penalty, banned_by(at, types))
+    got = gpu.step_candidates(logits, scores, at, beams, count, *rules)
     # else sums that are equal in float64 may differ in float32, and the other way about, as of a row with a word less
     check_candidates(got, want, words=temperature == 1.0 and bad != -math.inf)
     assert ((got[1] >= 0) & (got[1] < types)).all()
@@ -300,7 +283,7 @@ def begun(sentences, beam, longest, slots, step, generator):
 
 
 @pytest.mark.parametrize("stepwise", [False, True])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     sentences=st.integers(0, 4),
     beam=st.sampled_from([1, 2, 3, 4, 5, 12, 32]),
@@ -361,8 +344,3 @@ ONES, WIDE, ROW = torch.ones(1, 3, 8), torch.ones(1, 1, 1025), torch.tensor([0])
 def test_raw_operators_check_their_arguments(device, name, arguments, message, gpu):
     with pytest.raises(RuntimeError, match=message):
         getattr(gpu if device == "gpu" else torch.ops.lightconv, name)(*arguments)
-
-
-def test_attention_records_no_gradients():
-    with pytest.raises(ValueError, match="records no gradients"):
-        ops.choose_backend("attend", "native", ONES.clone().requires_grad_(), ONES)

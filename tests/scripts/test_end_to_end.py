@@ -3,23 +3,38 @@
 import io
 import itertools
 import json
+import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from scripts import generate, tune
+from data_prep.dataset import load_dataset
+from data_prep.text import bpe
+from lightconv_plugin.models import LightConvModel
+from scripts import generate, translate, tune
+from scripts.common.errors import UserError
+from scripts.common.files import read_lines, write_lines
 from scripts.common.process import python_module
+from scripts.fairseq_io import translator
+from scripts.fairseq_io.commands import generate_command
+from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.trainlog import read_log
+from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.config import load_config
 from scripts.pipeline.pipeline import Stamp, read_stamp, sizes
 from scripts.reproduce import __main__ as reproduce
+from scripts.scoring.detokenise import detokeniser, unit_joiner
 from scripts.scoring.metrics import metric
+from scripts.translate import find_trained
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -46,15 +61,16 @@ train:
   clip-norm: 1.0
   criterion: label_smoothed_cross_entropy
   max-tokens: 300
-  max-update: 100
-  save-interval-updates: 20
+  max-source-positions: 40
+  max-update: 150
+  save-interval-updates: 25
   validate-interval: 1000
   keep-interval-updates: 3
   no-epoch-checkpoints: true
   num-workers: 0
   update-epoch-batch-itr: "True"
 average: {by: update, last: 3}
-generate: {beam: 2, max-len-b: 12, post-process: subword_nmt, max-tokens: 3000}
+generate: {beam: 2, max-len-b: 20, post-process: subword_nmt, max-tokens: 3000}
 score: {metric: bleu}
 """
 
@@ -62,12 +78,16 @@ score: {metric: bleu}
 def write_corpus(folder: Path) -> None:
     """Sentences of number words, translated word for word; in the untouched text the full stop is attached."""
     rng = random.Random(5)
+    (folder / "raw").mkdir(parents=True)
+    # words of two pieces or one: BPE has something to do and to undo
+    counts = [(word, 9) for pair in WORDS.items() for word in pair]
+    (folder / "codes").write_text(bpe.learn_from_counts(counts, merges=28), encoding="utf-8")
+    cut = bpe.encoder(codes=str(folder / "codes"))
     for part, count in (("train", 300), ("valid", 20), ("test", 30)):
         lines = [rng.choices(list(WORDS), k=rng.randint(4, 6)) for _ in range(count)]
         for language, texts in (("en", lines), ("de", [[WORDS[word] for word in line] for line in lines])):
-            for path, end in ((folder / f"{part}.{language}", " ."), (folder / "raw" / f"{part}.{language}", ".")):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("".join(" ".join(text) + end + "\n" for text in texts), encoding="utf-8")
+            write_lines(folder / f"{part}.{language}", (cut(" ".join([*text, "."])) for text in texts))
+            write_lines(folder / "raw" / f"{part}.{language}", (f"{' '.join(text)}." for text in texts))
 
 
 def run(main: Callable[[list[str]], None], *words: object) -> str:
@@ -121,12 +141,13 @@ def test_from_binarised_data_to_a_row(data, finished):
     assert record["backend"]["dynamic_conv"] == "native"
     assert set(record["backend"].values()) == {"native"}
     assert record["parameters"] > 10_000
-    assert record["seeds"]["1"]["training"]["updates"] == 100
+    assert record["seeds"]["1"]["training"]["updates"] == 150
     assert record["seeds"]["1"]["training"]["valid_loss"] < 1
     seed = model / "seed1"
     assert (seed / "checkpoints" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert (seed / "hypotheses" / "reference.tok").read_bytes() == (data / "prepared" / "test.de").read_bytes()
-    assert (seed / "hypotheses" / "source.tok").read_bytes() == (data / "prepared" / "test.en").read_bytes()
+    for name, language in (("source", "en"), ("reference", "de")):
+        untouched = (data / "prepared" / "raw" / f"test.{language}").read_text()
+        assert (seed / "hypotheses" / f"{name}.tok").read_text() == untouched.replace(".", " .")
     assert "averaged:3 by update" in test["signature"]
     assert "Warning" not in (seed / "checkpoints" / "train.log").read_text()  # of how fairseq calls hydra and torch
 
@@ -180,8 +201,8 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
 def test_two_processes_reach_the_losses_of_one(data, finished):
     """The tokens of an update stay the same, so do the losses of the updates, whoever computes them."""
     config = finished[0].with_name("shared.yaml")
-    text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 100", "max-update: 8")
-    text = text.replace("save-interval-updates: 20", "save-interval-updates: 2")
+    text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 150", "max-update: 8")
+    text = text.replace("save-interval-updates: 25", "save-interval-updates: 2")
     exact = "  attention-dropout: 0\n  weight-dropout: 0\n  ddp-backend: legacy_ddp\n  dropout: 0\n"
     text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300, cpu-processes: 2}\n"
     config.write_text(text)
@@ -196,3 +217,112 @@ def test_two_processes_reach_the_losses_of_one(data, finished):
     assert list(losses["one"]) == list(range(1, 9))
     assert losses["one"][8] < losses["one"][1]
     assert losses["processes"] == pytest.approx(losses["one"], abs=2e-3)  # the log has three decimals
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trained run, as a user asks it."""
+
+    run: Path
+    prepared: Path
+    model: Path
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What ``Translator`` takes."""
+        found = find_trained(self.run)
+        return found.model, found.dictionaries, ("en", "de"), found.generate
+
+    def text(self, language: str) -> list[str]:
+        return read_lines(self.prepared / "raw" / f"test.{language}")
+
+
+@pytest.fixture
+def asked(data, finished) -> Asked:
+    return Asked(data / "toy", data / "prepared", data / "toy" / "seed1" / "averaged" / "model.pt")
+
+
+@pytest.fixture
+def ask(monkeypatch, capsys) -> Callable[..., list[str]]:
+    """The answers of the command, in this process."""
+
+    def answers(path: Path, text: bytes, *more: str) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+        capsys.readouterr()
+        translate.main([str(path), *more])
+        return capsys.readouterr().out.splitlines()
+
+    return answers
+
+
+@pytest.mark.slow
+def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(asked, ask):
+    good, right, long = asked.text("en"), asked.text("de"), " ".join(["one"] * 120)
+    bad = [b"", b"one two\xff three four.", b"\x00\x07 \x85".decode("latin-1").encode(), long.encode(), b" one\ttwo\r"]
+    lines = [line.encode() for line in good] + bad
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([*python_module("scripts.translate"), asked.run], cwd="/", **pipes) as process:
+        assert process.stdin
+        assert process.stdout
+        first = []
+        for line in lines[:2]:  # answered before the next one is there
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            first.append(process.stdout.readline())
+        out, err = process.communicate(b"\n".join(lines[2:]))  # the last line without its end
+    assert process.returncode == 0, err.decode()
+    answers = (b"".join(first) + out).decode().split("\n")
+    assert answers.pop() == ""
+    assert len(answers) == len(lines)
+    assert sum(map(str.__eq__, answers, right)) >= 20, list(zip(answers, right, strict=False))
+    assert answers[30] == answers[32] == ""
+    assert answers[31] != ""
+    assert answers[33].count("eins") > 3
+    said = err.decode().splitlines()  # and no library's noise
+    parts = ["31: empty", "32: not UTF-8 in 1 places", "33: control char", "33: empty"]
+    parts.append("34: 120 tokens, and the model takes 39: the rest was left out")
+    assert [line[: len(part) + 5] for line, part in zip(said, parts, strict=True)] == [f"line {part}" for part in parts]
+    assert ask(asked.model, "\n".join(good[:9]).encode(), "--batch-size", "7") == answers[:9]
+
+
+@pytest.mark.slow
+def test_the_plugin_is_told_the_precision_and_a_model_that_is_no_number_is_named(asked, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "of the shell")
+    told = []
+    monkeypatch.setattr(translator, "load_plugin", lambda: told.append(os.environ[VARIABLE]))
+    checkpoint, *others = asked.parts
+    Translator(checkpoint, *others, precision="bf16")
+    state = torch.load(checkpoint, weights_only=False)
+    for key, weights in state["model"].items():
+        if key.startswith("decoder.") and weights.is_floating_point():
+            weights.fill_(float("nan"))
+    torch.save(state, tmp_path / "diverged.pt")
+    with pytest.raises(UserError, match=r"diverged\.pt has no answer: .*take another checkpoint"):
+        Translator(tmp_path / "diverged.pt", *others).translate(["one two"])
+    assert told == ["bf16", "fp32"]
+
+
+@pytest.mark.slow
+def test_every_door_gives_one_text(data, finished, asked, ask, tmp_path):
+    """fairseq-generate, -interactive, the hub, the run and its checkpoint to translate; tests/export has ONNX."""
+    output = read_lines(data / "toy" / "seed1" / "hypotheses" / "hypotheses.tok")
+    assert len(set(output)) > 10
+    settings = find_trained(asked.run).generate | {"batch-size": 1}
+    command = generate_command(load_config(finished[0]), settings, data / "binarised", asked.model, "test", gpu=False)
+    place, units = command.index("fairseq_cli.generate"), read_lines(data / "prepared" / "test.en")
+    command[place] = "fairseq_cli.interactive"
+    printed = subprocess.run(command, input="\n".join(units).encode(), capture_output=True, check=True).stdout.decode()
+    assert [line.split("\t")[2] for line in printed.split("\n") if line.startswith("H-")] == output
+
+    joined = unit_joiner("subword_nmt")
+    assert joined
+    text = list(map(joined, units))  # what the model's own codes cut
+    languages: dict[str, Any] = {"source_lang": "en", "target_lang": "de"}
+    for lines, more in ((text, {}), (units, {"bpe": None})):
+        where = (str(asked.model.parent), asked.model.name, str(data / "binarised"))
+        found = LightConvModel.from_pretrained(*where, **languages, **more).translate(lines, beam=2, max_len_b=20)
+        assert (list(map(joined, found)) if more else found) == output
+
+    back, raw = detokeniser("de", load_dataset("debian_en_de")), "\n".join(asked.text("en")).encode()
+    for path in (asked.run, asked.model):
+        assert ask(path, raw) == list(map(back, output))

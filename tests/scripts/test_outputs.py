@@ -11,7 +11,7 @@ import pytest
 
 from scripts.common import outputs
 from scripts.common.errors import UserError
-from scripts.common.files import read_lines, write_lines
+from scripts.common.files import read_lines, write_json, write_lines
 from scripts.common.outputs import LIST, atomic_folder, claim, lock, open_own, remove, work_folder
 from tests.killed import killed_at
 
@@ -89,6 +89,8 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Pat
 
     with pytest.raises(RuntimeError):
         write_lines(tmp_path / "text", lines())
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "text", {"update": 2, "loss": float("nan")})
     assert (tmp_path / "text").read_text() == "older\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == [LIST, "text"]
 
