@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import join_unpacked
 from scripts.common.errors import UserError
-from scripts.common.terminal import StatusLine, repeatedly
+from scripts.common.terminal import shown
 
 _WITHOUT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
 
@@ -71,10 +71,8 @@ def fetch_packages(packages: Sequence[str], *, out: Path) -> dict[str, Any]:
         there = sorted(set(packages) & set(known.split()))
         if not there:
             raise UserError(f"apt knows none of {len(packages)} packages. apt-get update ended with:\n{_tail(log)}")
-        with closing(StatusLine()) as status:
-            wanted = f"of {len(there)} packages"
-            with repeatedly(0.5, lambda: status.update(f"apt-get download: {len([*out.iterdir()])} {wanted}")):
-                _run(["apt-get", "-c", configuration, "download", *there], cwd=out)
+        with shown(lambda: f"apt-get download: {len([*out.iterdir()])} of {len(there)} packages", every=0.5):
+            _run(["apt-get", "-c", configuration, "download", *there], cwd=out)
     return {"packages this release does not have": sorted(set(packages) - set(there))}
 
 
