@@ -18,7 +18,6 @@ from scripts.common.outputs import LIST, claim
 from scripts.common.provenance import git_state
 from scripts.pipeline import pipeline
 
-ROOT = Path(__file__).resolve().parents[2]
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 SPLITS = ("train", "valid", "test")
 git_state = functools.cache(git_state)  # which else is three processes for each run of the command

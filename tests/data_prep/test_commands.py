@@ -257,8 +257,8 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
     ]
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
-        for side, language in enumerate(LANGUAGES):
-            (tmp_path / "raw" / f"{split}.{language}").write_bytes(corpora.text(rows, side))
+        for name, data in corpora.sides(f"{split}.{{}}", rows, LANGUAGES).items():
+            (tmp_path / "raw" / name).write_bytes(data)
     file, out = own_dataset(tmp_path, "normalise_space", "save_raw", {"bpe": {"merges": 30}}).file, tmp_path / "out"
     run(monkeypatch, file, "--raw", tmp_path / "raw", "--out", out, "--workers", 1)
     for path in [out / "prepared" / f"{split}.{language}" for split in SPLITS for language in LANGUAGES]:

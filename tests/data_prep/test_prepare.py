@@ -22,7 +22,8 @@ from data_prep.text.split import split_of
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.outputs import lock
-from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs, text
+from tests.data_prep import corpora
+from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs
 from tests.data_prep.samples import SPLITS, contents, own_dataset
 from tests.killed import Moment, killed_at
 
@@ -45,8 +46,8 @@ def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, si
     out = folder / f"out{len(list(folder.iterdir()))}"
     (folder / "raw").mkdir(exist_ok=True)
     for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
-        for side, language in enumerate(LANGUAGES[:sides]):
-            (folder / "raw" / f"{split}.{language}").write_bytes(text(given, side))
+        for name, data in corpora.sides(f"{split}.{{}}", given, LANGUAGES[:sides]).items():
+            (folder / "raw" / name).write_bytes(data)
     (folder / "raw" / "manifest.json").touch()
     dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
     prepare(dataset, raw=folder / "raw", out=out, workers=workers)
@@ -165,28 +166,27 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.
     assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 
+def source(name: str, archive: str) -> dict[str, Any]:
+    """A source of a split: a member of an archive for each language."""
+    return {"file": archive, "members": {language: f"{name}.{language}" for language in LANGUAGES}}
+
+
 class Place:
     """A dataset of one archive whose members a test changes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "out"
         rows = pairs(LANGUAGES, 20, 10_000)
-        self.members = {
-            f"{name}.{language}": text(split, side)
-            for name, split in (("train", rows), ("valid", rows[:3]), ("test", rows[3:6]))
-            for side, language in enumerate(LANGUAGES)
-        }
+        self.members: dict[str, bytes] = {}
+        for split, of_it in (("train", rows), ("valid", rows[:3]), ("test", rows[3:6])):
+            self.members |= corpora.sides(f"{split}.{{}}", of_it, LANGUAGES)
 
     def prepare(self, *steps: Any, accept: bool = False, packed: bool = True, file: Any = None, **more: Any) -> Path:
         """Prepare what the members hold now; of ``more``, reader and invalid are train's."""
         if packed:
             pack(self.folder / "raw" / "a.tgz", self.members)
-        source = {key: more.pop(key) for key in ("reader", "invalid") if key in more}
-        splits: Any = {
-            split: [{"file": "a.tgz", "members": {language: f"{split}.{language}" for language in LANGUAGES}}]
-            for split in SPLITS
-        }
-        splits["train"][0] |= source
+        of_train = {key: more.pop(key) for key in ("reader", "invalid") if key in more}
+        splits = {split: [source(split, "a.tgz") | (of_train if split == "train" else {})] for split in SPLITS}
         more = {"kind": "archives", "files": {"a.tgz": file or {}}, "splits": splits, **more}
         dataset = own_dataset(self.folder, *steps, **more)
         prepare(dataset, raw=self.folder / "raw", out=self.out, workers=1, accept_counts=accept)
@@ -287,26 +287,9 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     monkeypatch.setattr(corpus, "CHUNK", 8)
     rows = pairs(LANGUAGES, 30, 10_000)
     rows = [*rows, *rows[:7], ("", "leer"), *rows[3:5]]
-    content = {
-        "b.two": [*pairs(LANGUAGES, 10, 11_000), *rows[:2]],
-        "b.test": pairs(LANGUAGES, 6, 20_000),
-        "a.one": rows,
-    }
-    members = {
-        archive: {
-            f"{name}.{language}": text(found, side)
-            for name, found in content.items()
-            for side, language in enumerate(LANGUAGES)
-            if name.startswith(archive[0])
-        }
-        for archive in ("a.tgz", "b.zip")
-    }
-    for archive, each in members.items():
-        pack(tmp_path / "raw" / archive, each)
-    sources = {
-        name: {"file": archive, "members": {language: f"{name}.{language}" for language in LANGUAGES}}
-        for name, archive in (("a.one", "a.tgz"), ("b.two", "b.zip"), ("b.test", "b.zip"))
-    }
+    two = corpora.sides("two.{}", [*pairs(LANGUAGES, 10, 11_000), *rows[:2]], LANGUAGES)
+    pack(tmp_path / "raw" / "a.tgz", corpora.sides("one.{}", rows, LANGUAGES))
+    pack(tmp_path / "raw" / "b.zip", two | corpora.sides("test.{}", pairs(LANGUAGES, 6, 20_000), LANGUAGES))
     return own_dataset(
         tmp_path,
         {"save_raw": {"splits": ["test"]}},
@@ -318,7 +301,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
         {"bpe": {"merges": 40, "joint": False}},
         kind="archives",
         files={"a.tgz": {}, "b.zip": {}},
-        splits={"train": [sources["a.one"], sources["b.two"]], "test": [sources["b.test"]]},
+        splits={"train": [source("one", "a.tgz"), source("two", "b.zip")], "test": [source("test", "b.zip")]},
     )
 
 
@@ -374,7 +357,7 @@ def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
     assert run_until_commit(dataset, tmp_path, 12, "after") == -signal.SIGKILL
     if edited == "raw/a.tgz":
         rows = pairs(LANGUAGES, 12, 13_000)
-        pack(tmp_path / edited, {f"a.one.{language}": text(rows, side) for side, language in enumerate(LANGUAGES)})
+        pack(tmp_path / edited, corpora.sides("one.{}", rows, LANGUAGES))
     else:
         with open(tmp_path / edited, "a") as f:
             f.write("\n# mended\n")
