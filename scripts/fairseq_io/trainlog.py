@@ -15,7 +15,7 @@ _EXPLODED = re.compile(r"FloatingPointError: (.*)")
 # what a person should see of fairseq's log; the numbers of samples differ from epoch to epoch
 _TOLD = re.compile(
     r"([\d,]+ samples have invalid sizes and will be skipped.*?)(, first few sample ids.*)?$"
-    r"|(lightconv_plugin: the native backend is passed over.*)$"
+    r"|(lightconv_plugin: (?:the native backend is passed over|compiling its C\+\+).*)$"
 )
 _BACKEND = re.compile(r"lightconv_plugin: (\S+) runs on the (\S+) backend")
 
