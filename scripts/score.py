@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     scores, details = evaluate(found, hypotheses, references)
     if not scores:
         raise UserError(f"there is no {untouched}, which {' and '.join(found)} are measured on; run the stage prepare")
-    lines = [f"{NAMES[key]} {score:.2f}  {details[key]['signature']}" for key, score in scores.items()]
+    own_first = sorted(scores, key=lambda name: name != config.metric)
+    lines = [f"{NAMES[name]} {scores[name]:.2f}  {details[name]['signature']}" for name in own_first]
     if references.text is None:
         lines.append(f"there is no {untouched}: no score of untokenised text")
     how = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))

@@ -145,7 +145,9 @@ def run_generation(command: Sequence[str], subset: str, log: Path, *, label: str
     output = GenerationOutput(subset)
 
     def progress() -> str:
-        return f"{label}translated {len(output.hypotheses):,} of {output.expected or 0:,} sentences"
+        if not output.hypotheses:
+            return f"{label}loading the model"
+        return f"{label}translated {len(output.hypotheses):,} sentences"
 
     with shown(progress):
         run_logged(command, log, output.read, what="fairseq-generate")

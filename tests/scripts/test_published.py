@@ -130,4 +130,4 @@ def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd
     with pytest.raises(UserError, match=f"2 of 2 models are not within 0.1 .*: {APART}, {JOINED}; "):
         score(chosen, tmp_path / "work", str(tmp_path))
     said = capfd.readouterr()
-    assert said.out.count("tar.gz comes by hand alone") == 4  # with what to do, and in the table
+    assert said.out.count(f"there is no {tmp_path}") == 4  # with what to do, and in the table
