@@ -38,7 +38,7 @@ class Devices:
 
 @functools.cache
 def _installed() -> tuple[int, bool]:
-    """How many GPUs torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
+    """Number of GPUs that torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
     said, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
     gpus, bf16 = json.loads(said)
     if not gpus and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old

@@ -140,12 +140,12 @@ def command(run: Callable[[Path], None], out: Path) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """What a command has written, but for lists and locks."""
+    """Files that a command has written, but for lists and locks."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(LIST))
 
 
 def foreign_files(run: Callable[[Path], None], folder: Path) -> None:
-    """What is in the way is refused by name, and what is beside it stays."""
+    """A file in the way is refused by name, and those beside it stay."""
     run(folder / "clean" / "out")
     written = [path.relative_to(folder / "clean") for path in files(folder / "clean")]
     assert written

@@ -152,7 +152,7 @@ def banned_by(limits: Tensor, types: int) -> list[int]:
 
 
 def check_candidates(got, want, *, words: bool = True) -> None:
-    """Where a continuation is possible; ``words``: of equal ones the same must come first."""
+    """Compare where a continuation is possible; ``words``: of equal ones the same must come first."""
     rtol, atol = TOLERANCES[F32]
     torch.testing.assert_close(got[0].double(), want[0], rtol=rtol, atol=atol)
     possible = want[0] != -math.inf

@@ -124,7 +124,7 @@ def built(tmp_path_factory) -> dict[str, TaskAndModel]:
 
 
 def mistakes(config: Config, built: TaskAndModel) -> list[str]:
-    """What is wrong with the flags of a configuration that has the model of another."""
+    """Mistakes in the flags of a configuration that has the model of another."""
     given = [check.training(config, check.NOWHERE, CPU), *check.generations(config, check.NOWHERE, CPU)]
     dataset = load_dataset(config.dataset)
     return [

@@ -229,7 +229,7 @@ class Asked:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What ``Translator`` takes."""
+        """Arguments that ``Translator`` takes."""
         found = find_trained(self.run)
         return found.model, found.dictionaries, ("en", "de"), found.generate
 

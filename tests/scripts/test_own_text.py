@@ -241,7 +241,7 @@ SENTENCES = {
 
 
 def learnt(dataset: Dataset, lines: list[str], codes: Path) -> Path:
-    """What the last step learns from these lines, as a file."""
+    """File that the last step learns from these lines."""
     if dataset.units == "sentencepiece":
         with pytest.raises(sentencepiece.TooManyUnits) as refusal:
             sentencepiece.learn(iter(lines), units=1000)

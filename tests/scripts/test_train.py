@@ -80,7 +80,7 @@ class Place:
 
 
 def checkpoint(batches: int, devices: int = 1, max_tokens: int | None = None) -> dict:
-    """What a checkpoint says of its place in the text, after so many batches of an epoch on so many devices."""
+    """Facts that a checkpoint has of its place in the text, after so many batches of an epoch on so many devices."""
     place = {"epoch": 3, "iterations_in_epoch": batches}
     cfg = {"distributed_training": {"distributed_world_size": devices}, "dataset": {"max_tokens": max_tokens}}
     return {"model": {"w": torch.ones(1)}, "cfg": cfg, "extra_state": {"train_iterator": place}}

@@ -1,4 +1,4 @@
-"""What belongs to a model, and lines of text on their way into it and out; test_end_to_end asks a trained one."""
+"""Files that belong to a model, and lines of text on their way into it and out; test_end_to_end asks a trained one."""
 
 import argparse
 import io

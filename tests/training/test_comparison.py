@@ -1,4 +1,4 @@
-"""What graphs could get wrong: found by the comparison alone, and with the flag every training is fairseq's."""
+"""Faults that graphs could have: found by the comparison alone, and with the flag every training is fairseq's."""
 
 import dataclasses
 import logging
@@ -301,7 +301,7 @@ ANEW = {"a probability", "no probability", "a criterion's number", "a frozen par
 
 @pytest.mark.parametrize("change", [*REFUSED_AFTER, *sorted(ANEW), *SAME, UNTIL_THEN])
 def test_with_the_flag_a_training_is_fairseqs(change, graphs, caplog):  # noqa: F811
-    """What graphs cannot do, the log says once; a constant that has changed is captured anew."""
+    """Training that graphs cannot do is said once in the log; a constant that has changed is captured anew."""
     caplog.set_level(logging.INFO)
     flags = ["--dropout", "0.2"] if "probability" in change else []
     made = flagged(*flags)
