@@ -95,7 +95,8 @@ def test_kernels(nvrtc, name, capability):
     """No register is spilled; a profiler shows the names that the launcher asks for."""
     run, counts = TABLE[name]
     machine = Machine(capability)
-    cache = folder() / "nvrtc" / digest(CUDA.glob("*.cpp")) / f"{name}, {capability}"
+    made = folder() / "nvrtc" / digest(CUDA.glob("*.cpp")) / str(nvrtc).replace("/", "_")  # a CUDA build has its own
+    cache = made / f"{name}, {capability}"
     machine.set_up(cache, nvrtc)
     before = len(machine.kernels())
     machine.cuda_gather(True)
