@@ -10,20 +10,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stderr, suppress
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from subword_nmt.apply_bpe import BPE, isolate_glossary
 from subword_nmt.learn_bpe import learn_bpe
 
-from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
 from scripts.common.files import stands_for
 
 ENGINES = ("subword-nmt", "fastBPE")
 _SEPARATOR = "@@"
 _OUTER = "\r\n "
+_WORDS = 250_000  # that are remembered: some 40 MB of units
 
 
 def learn_from_counts(counts: Iterable[tuple[str, int]], *, merges: int, glossaries: Sequence[str] = ()) -> str:
@@ -81,17 +81,20 @@ def encoder(*, codes: str, glossaries: Sequence[str] = (), engine: str = ENGINES
         if len(line.strip(_OUTER).split(" ")) != 2:  # subword-nmt would end the process
             raise UserError(f"bpe: {line!r} is no merge of two units; learn the codes again")
     if engine == "fastBPE":
-        words = WordCache(_fastbpe_segmenter(text, glossaries))
+        segment = _fastbpe_segmenter(text, glossaries)
     else:
         bpe = BPE(io.StringIO(text), glossaries=list(glossaries))
         bpe.cache = _NoCache()  # words are remembered here, and it would grow without bound
-        words = WordCache(lambda word: " ".join(bpe.segment_tokens([word])))
-    return partial(_encode, words)
+
+        def segment(word: str) -> str:
+            return " ".join(bpe.segment_tokens([word]))
+
+    return partial(_encode, lru_cache(_WORDS)(segment))
 
 
-def _encode(segmented: WordCache[str], line: str) -> str:
+def _encode(segment: Callable[[str], str], line: str) -> str:
     inner = line.strip(_OUTER)
-    text = " ".join(filter(None, map(segmented.__getitem__, inner.split(" "))))
+    text = " ".join(filter(None, map(segment, inner.split(" "))))
     start = len(line) - len(line.lstrip(_OUTER))
     return line[:start] + text + line[start + len(inner) :]  # subword-nmt keeps what stands around the words
 

@@ -13,12 +13,8 @@ SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Perl's ``\\s``, for use between the brackets of a regular expression; Python's has U+001C to U+001F as well."""
 SPACES = re.compile(f"[{SPACE}]+")
 
-ASCII, SIXTEEN_BITS, UNICODE = 0x7F, 0xFFFF, 0x10FFFF
+ASCII, UNICODE = 0x7F, 0x10FFFF
 """The last code points of each."""
-
-BEYOND = re.compile("[\U00010000-\U0010ffff]")
-"""Characters of more than 16 bits. Regular expressions try the ranges above these one by one for each character that
-is in none, so text without them is better served by classes without them."""
 
 
 @cache
@@ -33,9 +29,7 @@ def properties(last: int = UNICODE) -> dict[str, str]:
 
 
 class Classes:
-    """Perl's classes of characters up to a code point, for use between the brackets of a regular expression: the fewer
-    ranges, the faster.
-    """
+    """Perl's classes of characters up to a code point, for use between the brackets of a regular expression."""
 
     def __init__(self, last: int) -> None:
         found = properties(last)
@@ -84,4 +78,5 @@ def _other() -> re.Pattern[str]:
 @cache
 def _suspect() -> re.Pattern[str]:
     """Return what may be of _other: quick to look for."""
-    return re.compile(f"[{properties(SIXTEEN_BITS)['Other']}\U00010000-\U0010ffff]")
+    # regular expressions try ranges above 16 bits one by one
+    return re.compile(f"[{properties(0xFFFF)['Other']}\U00010000-\U0010ffff]")

@@ -66,8 +66,8 @@ def parse(lines: Iterable[str], *, language: str, problems: Counter[str] | None 
     found = []
     for block in _blocks(lines):
         result = _parse_block(block, language)
-        if isinstance(result, str):
-            problems[result] += 1
+        if result is None:
+            problems["block without a package, its MD5 or a description"] += 1
         elif result.md5 in seen:  # packages that share one description, or one package in several archives
             problems["repeated description"] += 1
         else:
@@ -118,35 +118,20 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
         yield block
 
 
-def _parse_block(block: list[str], language: str) -> Description | str:
-    """The description in a block, or why there is none."""
+def _parse_block(block: list[str], language: str) -> Description | None:
     fields: dict[str, list[str]] = {}
-    current: list[str] | None = None
+    lines: list[str] = []
     for line in block:
         if line[0] in " \t":
-            if current is None:
-                return "block that does not begin with a field"
-            current.append(line)
-            continue
-        name, colon, value = line.partition(":")
-        if not colon:
-            return "line that is neither a field nor indented"
-        current = fields.setdefault(name.lower(), [])  # field names have no case
-        if current:
-            return "field given twice"
-        current.append(value.strip())
-    package, md5 = fields.get("package"), fields.get("description-md5")
-    text = fields.get(f"description-{language}".lower())
-    if package is None or not package[0]:
-        return "no Package"
-    if md5 is None or not _MD5.fullmatch(md5[0]):
-        return "no Description-md5"
-    if text is None:
-        return f"no Description-{language}"
-    synopsis = " ".join(text[0].split())
-    if not synopsis:
-        return "empty synopsis"
-    return Description(package[0], md5[0], synopsis, tuple(_paragraphs(text[1:])))
+            lines.append(line)
+        else:
+            name, _, value = line.partition(":")
+            lines = fields[name.lower()] = [value.strip()]  # field names have no case
+    names = ("package", "description-md5", f"description-{language}".lower())
+    (package, *_), (md5, *_), (synopsis, *body) = (fields.get(name, [""]) for name in names)
+    if not (package and _MD5.fullmatch(md5) and synopsis):
+        return None
+    return Description(package, md5, " ".join(synopsis.split()), tuple(_paragraphs(body)))
 
 
 def _paragraphs(body: list[str]) -> Iterator[str]:

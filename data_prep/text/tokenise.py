@@ -14,28 +14,18 @@ Not implemented, as no dataset uses them: Penn style, protected patterns, and pa
 import re
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 
-from data_prep.text.characters import ASCII, BEYOND, JOINERS, SIXTEEN_BITS, SPACES, UNICODE, Classes
+from data_prep.text.characters import ASCII, JOINERS, SPACES, UNICODE, Classes
 from data_prep.text.languages import is_published, rules_of
 from data_prep.text.moses import check_version
-from data_prep.text.word_cache import WordCache
 
 _REMEMBERED = 400_000  # words of each place in a line: some 100 MB
 
 _CONTROL = re.compile("[\0-\x1f]")
 _ESCAPES = str.maketrans(
-    {
-        "&": "&amp;",
-        "|": "&#124;",
-        "<": "&lt;",
-        ">": "&gt;",
-        "'": "&apos;",
-        '"': "&quot;",
-        "[": "&#91;",
-        "]": "&#93;",
-    }
+    {"&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;", "[": "&#91;", "]": "&#93;"}
 )
 _DOTS = re.compile(r"\.{2,}")
 _DOTS_MARK = re.compile(r"((?:DOT)+)MULTI")
@@ -79,7 +69,6 @@ class Rules:
         self._prefixes, self._numeric_prefixes = _prefixes(rules, moses)
         self._options = rules, aggressive, not is_published(language)
         self._separate_ascii = _Separation(Classes(ASCII), *self._options)
-        self._separate_16_bits = _Separation(Classes(SIXTEEN_BITS), *self._options)
 
     @cached_property
     def _separate_any(self) -> "_Separation":
@@ -87,10 +76,7 @@ class Rules:
 
     def __call__(self, line: str) -> str:
         text = " ".join(_words(line))
-        if text.isascii():
-            text = self._separate_ascii(text)
-        else:
-            text = self._separate_16_bits(text) if BEYOND.search(text) is None else self._separate_any(text)
+        text = self._separate_ascii(text) if text.isascii() else self._separate_any(text)
         words = text.rstrip(" ").split(" ")
         split = (
             self._with_dot(word, following) if word.endswith(".") else word
@@ -183,8 +169,8 @@ class Tokeniser:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._inner = WordCache(partial(self._tokens, before="a "), words=_REMEMBERED)
-        self._last = WordCache(lambda word: rules(f"a {word}").removeprefix("a "), words=_REMEMBERED)
+        self._inner = lru_cache(_REMEMBERED)(partial(self._tokens, before="a "))
+        self._last = lru_cache(_REMEMBERED)(lambda word: rules(f"a {word}").removeprefix("a "))
 
     def __call__(self, line: str) -> str:
         words = _words(line)
@@ -193,10 +179,10 @@ class Tokeniser:
         *inner, last = words
         if "." in line[:-1]:  # whether a dot at the end of a word stays there depends on the next word
             inner = [f"{word} {_like(after)}" if word[-1] == "." else word for word, after in pairwise(words)]
-        tokens = list(map(self._inner.__getitem__, inner))
+        tokens = list(map(self._inner, inner))
         if words[0][0] in ",'":  # of nothing else that it begins with is it asked what stands before
             tokens[0] = self._tokens(inner[0], before="")
-        tokens.append(self._last[last] if last[-1] in ".,'" else self._inner[last])
+        tokens.append(self._last(last) if last[-1] in ".,'" else self._inner(last))
         return " ".join(tokens)
 
     def _tokens(self, key: str, *, before: str) -> str:

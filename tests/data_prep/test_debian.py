@@ -82,19 +82,16 @@ def test_other_languages_and_lines(language: str, lines: list[str], synopsis: st
 
 
 MD5 = key("bad")
+NOT_WHOLE = "block without a package, its MD5 or a description"
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (f"Description-md5: {MD5}\nDescription-en: x\n", "no Package"),
-        ("Package: a\nDescription-en: x\n", "no Description-md5"),
-        ("Package: a\nDescription-md5: abc\nDescription-en: x\n", "no Description-md5"),
-        (f"Package: a\nDescription-md5: {MD5}\nDescription-de: x\n", "no Description-en"),
-        (f"Package: a\nDescription-md5: {MD5}\nDescription-en:\n body\n", "empty synopsis"),
-        (f"Package: a\nPackage: b\nDescription-md5: {MD5}\n", "field given twice"),
-        (" body\nPackage: a\n", "block that does not begin with a field"),
-        ("Package: a\n<html>\n", "line that is neither a field nor indented"),
+        (f"Description-md5: {MD5}\nDescription-en: x\n", NOT_WHOLE),
+        ("Package: a\nDescription-md5: abc\nDescription-en: x\n", NOT_WHOLE),
+        (f"Package: a\nDescription-md5: {MD5}\nDescription-en:\n body\n", NOT_WHOLE),
+        (" body\n<html>\n", NOT_WHOLE),
         ("\n\n" + block("a", "en", "another"), "repeated description"),
     ],
 )

@@ -24,7 +24,6 @@ from data_prep.text.moses import clean_line, moses_filter
 from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
-from data_prep.text.word_cache import WordCache
 from scripts.common.errors import UserError
 from scripts.scoring.detokenise import detokeniser
 from tests.data_prep.samples import with_steps
@@ -272,19 +271,3 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="sentencepiece is not installed"):
         sentencepiece.encoder(codes="none")
-
-
-def test_words_are_remembered_up_to_a_limit():
-    asked: list[str] = []
-
-    def double(word: str) -> str:
-        asked.append(word)
-        return word * 2
-
-    words = WordCache(double, words=2)
-    assert [words[word] for word in ("a", "a", "b", "c", "a")] == ["aa", "aa", "bb", "cc", "aa"]
-    assert asked == ["a", "b", "c", "a"]
-    assert words["x" * 100] == "x" * 200
-    assert "x" * 100 not in words
-    by_default = WordCache(str.upper)
-    assert max(len(by_default) for n in range(260_000) if by_default[f"w{n}"]) <= 250_000
