@@ -77,19 +77,18 @@ def test_whole_sentences(arch, precision, gpu):
 def test_a_search_step_by_step(arch, precision, gpu):
     """Three steps, of which the second keeps all sentences but one."""
     kept = torch.zeros(SENTENCES - 1, dtype=torch.long)
-    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0}
+    options: dict = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.0}
     with precise(precision), torch.no_grad():
         model = build(arch).eval()
         model.make_generation_fast_(need_attn=False)
         state: dict = {}
-        words, scores, beams = tokens(SENTENCES, 1), None, 1
+        words, scores, limits, beams = tokens(SENTENCES, 1), torch.zeros(SENTENCES), torch.tensor([0, 1, 2]), 1
         with waits("cuda") as met:
             read = model.encoder(*sources())
             for step in range(3):
                 logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
-                ends: dict = {"banned": 2 if step == 0 else None, "only": 2 if step == 2 else None}
-                best, found, parents = ops.beam_candidates(
-                    logits[:, -1], scores, beams=beams, count=2 * BEAM, **options, **ends
+                best, found, parents = ops.step_candidates(
+                    logits[:, -1], scores, limits, beams=beams, count=2 * BEAM, **options
                 )
                 sentences = len(words) // beams
                 assert best.shape == found.shape == parents.shape == (sentences, 2 * BEAM)
@@ -99,8 +98,7 @@ def test_a_search_step_by_step(arch, precision, gpu):
                 order = (parents + beams * torch.arange(len(parents)).unsqueeze(1))[:, :BEAM].reshape(-1)
                 words = torch.cat([words.index_select(0, order), found[:, :BEAM].reshape(-1, 1)], dim=1)
                 scores, beams = best[:, :BEAM].reshape(-1), BEAM
-                model.decoder.reorder_within_sentences(state, order, kept if step == 1 else None)
-                model.decoder.reorder_incremental_state_scripting(dict(state), order)  # as fairseq's search does
+                model.decoder.reorder_incremental_state_scripting(state, order)
                 assert words.shape == (len(order), step + 2)
         assert met == []
 

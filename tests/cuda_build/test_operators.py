@@ -29,9 +29,13 @@ def test_decoding(dtype, gpu):
     assert state is not None
     assert ops.reorder_state(state, sentence.repeat(2))["ancestors"].shape == (3, 8)
     assert gpu.met == {"attend", "glu_mask", "conv_step"}
-    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": None, "only": 2}
-    best = ops.beam_candidates(torch.ones(4, 9, dtype=dtype), torch.ones(4), beams=2, count=4, **options)
-    assert [t.shape for t in best] == [(2, 4)] * 3
+    options: dict = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.0}
+    for count in (33, 4):  # of more the definition finds the best
+        assert "step_candidates" not in gpu.met
+        logits, limits = torch.ones(4, 99, dtype=dtype), torch.tensor([1, 0, 9])
+        best = ops.step_candidates(logits, torch.ones(4), limits, beams=2, count=count, **options)
+        assert [t.shape for t in best] == [(2, count)] * 3
+    assert "step_candidates" in gpu.met
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

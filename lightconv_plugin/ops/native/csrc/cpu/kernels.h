@@ -7,7 +7,7 @@
 
 namespace lightconv {
 
-enum class Scalar { f32, f64, bf16, f16 };
+enum class Scalar { f32, f64, bf16 };
 
 // One convolution: x (T, B, C) and logits (H, K) or, dynamic, (T, B, H, K), whose rows of C and H * K numbers lie one
 // behind another: position t of sentence b is row t * step + b * sentence of x, of the gradients and of dynamic logits.
@@ -110,7 +110,7 @@ struct Attention {
 struct Search {
   int64_t N, V, count;
   const float* logits;  // (N, V)
-  const float* scores;  // (N), or null: 0
+  const float* scores;  // (N)
   float temperature, unk_penalty;
   int64_t pad, unk, banned, only;  // pad and banned are never taken; only, unless -1, is all that may be
   float* values;                   // (N, count), the largest first, -inf where there is none

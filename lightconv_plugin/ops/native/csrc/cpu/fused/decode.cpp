@@ -50,35 +50,30 @@ Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values,
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std::optional<Tensor> scores_any,
-                                                   int64_t beams, int64_t count, double temperature, int64_t pad,
-                                                   int64_t unk, double unk_penalty, int64_t banned, int64_t only) {
-  const Tensor logits = as_contiguous(logits_any);
-  STD_TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == ScalarType::Float,
-                  "beam_candidates: expected logits (N, V), float32");
+std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, const Tensor& scores_any,
+                                                   const Tensor& limits, int64_t beams, int64_t count, double temperature,
+                                                   int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
+  const Tensor logits = as_contiguous(logits_any), scores = as_contiguous(scores_any);
+  check_candidates(logits, scores, limits, beams);
+  STD_TORCH_CHECK(logits.scalar_type() == ScalarType::Float, "step_candidates: expected logits in float32");
   Search search{};
   search.N = logits.size(0), search.V = logits.size(1);
-  STD_TORCH_CHECK(beams > 0 && search.N % beams == 0 && count > 0, "beam_candidates: the beams do not divide the rows");
-  for (int64_t token : {pad, unk, std::max<int64_t>(banned, 0), std::max<int64_t>(only, 0)})
-    STD_TORCH_CHECK(token >= 0 && token < search.V, "beam_candidates: a special token is outside the vocabulary");
+  for (int64_t token : {pad, eos, unk})
+    STD_TORCH_CHECK(token >= 0 && token < search.V, "step_candidates: a special token is outside the vocabulary");
   search.count = std::min(count, search.V);
   search.logits = static_cast<const float*>(logits.const_data_ptr());
-  std::optional<Tensor> scores;
-  if (scores_any.has_value()) {
-    scores = as_contiguous(*scores_any);
-    STD_TORCH_CHECK(scores->numel() == search.N && scores->scalar_type() == ScalarType::Float,
-                    "beam_candidates: expected scores (N,), float32");
-    search.scores = static_cast<const float*>(scores->const_data_ptr());
-  }
+  search.scores = static_cast<const float*>(scores.const_data_ptr());
   search.temperature = static_cast<float>(temperature), search.unk_penalty = static_cast<float>(unk_penalty);
-  search.pad = pad, search.unk = unk, search.banned = banned, search.only = only;
+  const auto* limit = static_cast<const int64_t*>(limits.const_data_ptr());
+  search.pad = pad, search.unk = unk;
+  search.banned = limit[0] < limit[1] ? eos : -1, search.only = limit[0] >= limit[2] ? eos : -1;
   std::vector<float> row_values(search.N * search.count);
   std::vector<int32_t> row_tokens(search.N * search.count);
   search.values = row_values.data(), search.tokens = row_tokens.data();
   run(search);
 
   const int64_t sentences = search.N / beams, pool = beams * search.count;
-  STD_TORCH_CHECK(count <= pool, "beam_candidates: more candidates are asked for than there are");
+  STD_TORCH_CHECK(count > 0 && count <= pool, "step_candidates: more candidates are asked for than there are");
   Tensor values = torch::stable::new_empty(logits, {sentences, count});
   Tensor tokens = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
   Tensor from = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
@@ -255,7 +250,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("attend", TORCH_BOX(&attend));
-  m.impl("beam_candidates", TORCH_BOX(&beam_candidates));
+  m.impl("step_candidates", TORCH_BOX(&step_candidates));
   m.impl("decoder_block", TORCH_BOX(&decoder_block));
 }
 

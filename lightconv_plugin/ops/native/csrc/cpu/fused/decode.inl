@@ -66,7 +66,7 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
       sum += total(copy, size);
     }
     const auto allowed = [&](int64_t token) { return token != s.pad && token != s.banned; };
-    const float log_sum = std::log(sum), before = s.scores == nullptr ? 0 : s.scores[n];
+    const float log_sum = std::log(sum), before = s.scores[n];
     for (int64_t i = 0; i < s.count; ++i) values[i] = -INFINITY, tokens[i] = static_cast<int32_t>(i);
     if (sum != sum || top == -INFINITY) continue;  // not a number: no continuation is likely
     if (s.only >= 0) {
