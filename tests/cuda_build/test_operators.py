@@ -1,12 +1,10 @@
-"""The public operators and the loss on a pretended GPU, where the library has kernels for some of them."""
+"""The public operators on a pretended GPU: what the library has kernels for, and the edges of what it takes."""
 
 import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.fused import train
-from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
+from tests.cuda_build.autograd import backward
 from tests.waits import waits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -39,19 +37,6 @@ def test_decoding(dtype, gpu):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalization", ["softmax", "none"])
-def test_training(dtype, normalization, gpu):
-    """Forward, with gradients wanted; autograd's backward asks for a device."""
-    x, options = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True), {"padding_l": 1, "normalization": normalization}
-    for p in (0.0, 0.3):
-        assert ops.light_conv(x, torch.ones(2, 3), dropconnect=p, **options).dtype == dtype
-        assert ops.dynamic_conv(x, torch.ones(5, 2, 2, 3), dropconnect=p, **options).requires_grad
-        assert ops.dropout(x, p).requires_grad
-    assert ops.glu_mask(x, torch.zeros(2, 5, dtype=torch.bool)).requires_grad
-    assert gpu.met == {"light_conv", "dynamic_conv", "glu_mask"}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_packed_sentences_wait_for_nothing(dtype, gpu):
     x, state = torch.ones(9, 8, dtype=dtype, requires_grad=True), torch.ones(2, 3, 8, dtype=dtype)
     places: dict = {"cu_seqlens": torch.tensor([0, 2, 2, 9]), "initial_state": state, "return_state": True}
@@ -63,20 +48,61 @@ def test_packed_sentences_wait_for_nothing(dtype, gpu):
     assert gpu.met == {"light_conv", "dynamic_conv"}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_loss(dtype, gpu):
-    """In two kernels, the gradient too, without waiting for a number of the device's."""
-    ours = criterions()[1]
-    assert isinstance(ours, PlaLabelSmoothedCrossEntropy)
-    logits = torch.ones(3, 5, 9, dtype=dtype, requires_grad=True)
-    with waits("cuda") as met:
-        loss, _ = ours.compute_loss(Model(), (logits, None), {"target": torch.full((3, 5), 4)})
-    assert loss.shape == ()
-    assert loss.requires_grad
-    # autograd itself asks for a device
-    with waits("cuda") as met_backward, torch.no_grad():
-        one = torch.ones((), dtype=loss.dtype)
-        gradient = train._SmoothedNll.backward(loss.grad_fn, one, one)[0]
-    assert met == met_backward == []
-    assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
-    assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}
+FORWARD = {"light_conv", "dynamic_conv"}
+BOTH = {*FORWARD, "conv_backward"}
+
+
+def weights(time, batch, heads, width, **options):
+    yield "light_conv", torch.ones(heads, width, **options)
+    yield "dynamic_conv", torch.ones(time, batch, heads, width, **options)
+
+
+@pytest.mark.parametrize(
+    ("time", "batch", "heads", "width"),
+    [
+        *((5, 2, 2, width) for width in (1, 2, 64, 65, 5000)),
+        *((5, 2, heads, 3) for heads in (1, 8, 12, 24)),
+        *((time, 2, 2, 3) for time in (0, 1, 33)),
+        (5, 0, 2, 3),
+    ],
+)
+def test_sizes(time, batch, heads, width, gpu):
+    for operator, weight in weights(time, batch, heads, width, requires_grad=True):
+        x = torch.ones(time, batch, 24, requires_grad=True)
+        out = getattr(ops, operator)(x, weight, padding_l=width - 1)
+        assert out.shape == x.shape
+        found = backward(out)
+        assert [found[t].shape for t in (x, weight)] == [x.shape, weight.shape]
+    assert gpu.met == BOTH
+
+
+def test_strides(gpu):
+    for operator, weight in weights(5, 2, 2, 6):
+        x = torch.ones(2, 5, 48).transpose(0, 1)[..., ::2]
+        assert getattr(ops, operator)(x, weight[..., ::2], padding_l=1).is_contiguous()
+    assert gpu.met == FORWARD
+
+
+@pytest.mark.parametrize(("width", "taken"), [(1, True), (3072, True), (3073, False)])
+@torch.no_grad()
+def test_steps(width, taken, gpu):
+    """Beyond the widest kernel whose weights fit a GPU's shared memory the definition decodes."""
+    x = torch.ones(1, 2, 24)
+    for weight in (torch.ones(2, width), torch.ones(1, 2, 2, width)):
+        state = None
+        for _ in range(2):
+            out, state = ops.conv_step(x, weight, state)
+            assert out.shape == x.shape
+    assert gpu.met == ({"conv_step"} if taken else set())
+    if not taken:
+        with pytest.raises(ValueError, match="conv_step takes rows of at most 3072 weights; got 3073"):
+            ops.conv_step(x, torch.ones(2, width), None, backend="native")
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 8), (0, 3, 8), (0, 8), (8,)])
+@torch.no_grad()
+def test_products_of_no_rows(shape, gpu):
+    """As where no sentence is searched any more."""
+    weight, bias = torch.ones(6, 8), torch.ones(6)
+    for relu in (False, True):
+        assert ops.linear(torch.ones(shape), weight, bias, relu=relu).shape == (*shape[:-1], 6)

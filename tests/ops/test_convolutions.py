@@ -319,20 +319,12 @@ def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_
     [
         ({"padding_l": 7}, "padding_l is outside"),
         ({"p": 0.5}, "needs a seed"),
-        ({"p": 1.0}, r"outside \[0, 1\)"),
         ({"weight": torch.zeros(3, 7)}, "heads do not divide"),
         ({"weight": torch.zeros(2, 7).double()}, "differ in type"),
         ({"weight": torch.zeros(9, 2, 2, 7)}, "another T or B"),
-        ({"x": torch.zeros(5, 2)}, "expected x"),
-        *(
-            ({"x": torch.zeros(5, 1, 4), "offsets": torch.tensor(offsets).long()}, "offsets|packed sentences")
-            for offsets in ([0, 4], [1, 5], [0, 4, 3, 5], [])
-        ),
+        ({"x": torch.zeros(5, 1, 4), "offsets": torch.tensor([0, 4])}, "offsets|packed sentences"),
         ({"state": torch.zeros(6, 2, 4)}, "only a causal convolution|states have kernels"),
-        *(
-            ({"padding_l": 6, "state": state}, r"expected a state \(K - 1, sentences, C\)|states have kernels")
-            for state in (torch.zeros(5, 2, 4), torch.zeros(6, 1, 4), torch.zeros(6, 2, 4).double(), torch.zeros(6))
-        ),
+        ({"padding_l": 6, "state": torch.zeros(6, 1, 4)}, r"a state \(K - 1, sentences, C\)|states have kernels"),
     ],
 )
 def test_raw_operators_check_their_arguments(run, change, message):
@@ -345,22 +337,11 @@ def test_raw_operators_check_their_arguments(run, change, message):
 
 # ---- DropConnect ----
 
-ONES = (0xFFFFFFFF,) * 4
-PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
-PI_KEY = (0xA4093822, 0x299F31D0)
 
-
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ((0,) * 4, (0, 0), "5f6fb709 0d893f64 4f121f81 4f730a48"),
-        (ONES, ONES[:2], "5207ddc2 45165e59 4d8ee751 8c52f662"),
-        (PI, PI_KEY, "4dfccaba 190a87f0 c47362ba b6b5242a"),
-    ],
-)
-def test_the_generator_gives_the_known_answers(counter, key, words):
-    """Random123's kat_vectors, of 7 rounds. The kernels are compared with this generator above."""
-    assert philox(list(counter), key) == [int(word, 16) for word in words.split()]
+def test_the_generator_gives_a_known_answer():
+    """Of Random123's kat_vectors, with 7 rounds. The kernels are compared with this generator above."""
+    words = philox([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0))
+    assert words == [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A]
 
 
 def test_the_mask_is_read_anew_from_the_seed(run):
