@@ -48,15 +48,8 @@ def test_packed_sentences_wait_for_nothing(dtype, gpu):
     assert gpu.met == {"light_conv", "dynamic_conv"}
 
 
-FORWARD = {"light_conv", "dynamic_conv"}
-BOTH = {*FORWARD, "conv_backward"}
-
-
-def weights(time, batch, heads, width, **options):
-    yield "light_conv", torch.ones(heads, width, **options)
-    yield "dynamic_conv", torch.ones(time, batch, heads, width, **options)
-
-
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("normalization", "dropconnect"), [("softmax", 0.3), ("none", 0.0)])
 @pytest.mark.parametrize(
     ("time", "batch", "heads", "width"),
     [
@@ -66,21 +59,33 @@ def weights(time, batch, heads, width, **options):
         (5, 0, 2, 3),
     ],
 )
-def test_sizes(time, batch, heads, width, gpu):
-    for operator, weight in weights(time, batch, heads, width, requires_grad=True):
-        x = torch.ones(time, batch, 24, requires_grad=True)
-        out = getattr(ops, operator)(x, weight, padding_l=width - 1)
-        assert out.shape == x.shape
+def test_convolutions(time, batch, heads, width, normalization, dropconnect, dtype, gpu):
+    """In any layout."""
+    for operator, shape in ((ops.light_conv, ()), (ops.dynamic_conv, (time, batch))):
+        weight = torch.ones(*shape, heads, 2 * width, dtype=dtype)[..., ::2].requires_grad_()
+        x = torch.ones(batch, time, 48, dtype=dtype).transpose(0, 1)[..., ::2].requires_grad_()
+        out = operator(x, weight, padding_l=width - 1, normalization=normalization, dropconnect=dropconnect)
+        assert (out.shape, out.dtype) == (x.shape, dtype)
         found = backward(out)
-        assert [found[t].shape for t in (x, weight)] == [x.shape, weight.shape]
-    assert gpu.met == BOTH
+        assert all(found[t].shape == t.shape and found[t].dtype == dtype for t in (x, weight))
+    assert gpu.met == {"light_conv", "dynamic_conv", "conv_backward"}
 
 
-def test_strides(gpu):
-    for operator, weight in weights(5, 2, 2, 6):
-        x = torch.ones(2, 5, 48).transpose(0, 1)[..., ::2]
-        assert getattr(ops, operator)(x, weight[..., ::2], padding_l=1).is_contiguous()
-    assert gpu.met == FORWARD
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_beside_the_convolutions(dtype, gpu):
+    x = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True)
+    for mask in (None, torch.zeros(2, 5, dtype=torch.bool)):
+        assert backward(ops.glu_mask(x, mask))[x].shape == x.shape
+    assert backward(ops.dropout(x, 0.1))[x].dtype == dtype
+    logits = torch.ones(10, 9, dtype=dtype, requires_grad=True)
+    loss, _ = ops.smoothed_nll(logits, torch.full((10,), 4), 0.1, 1)
+    assert backward(loss)[logits].dtype == dtype
+    weight, bias = (torch.ones(8, dtype=dtype, requires_grad=True) for _ in range(2))
+    for p in (0.0, 0.3):
+        found = backward(ops.residual_norm(x, x.detach().requires_grad_(), weight, bias, p, 1e-5))
+        assert sorted((g.shape, g.dtype) for g in found.values()) == [((5, 2, 8), dtype)] * 2 + [((8,), dtype)] * 2
+    forward = {"glu_mask", "residual_norm", "smoothed_nll"}
+    assert gpu.met == forward | {f"{name}_backward" for name in forward}
 
 
 @pytest.mark.parametrize(("width", "taken"), [(1, True), (3072, True), (3073, False)])

@@ -126,14 +126,6 @@ def test_threads_change_nothing(set_threads):
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-def test_unless_asked_for_products_are_in_float32(monkeypatch):
-    ops.set_precision("fp32")
-    monkeypatch.setattr(torch.ops.lightconv, "bf16_linear", None)
-    x, weight, bias, _ = draw(40, 70, 30)
-    assert_close(ops.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
-    assert ops.pack_weight(weight) is None
-
-
 @torch.no_grad()
 def test_packed_weights_are_those_of_a_copy():
     layer, x = nn.Linear(40, 20), torch.randn(3, 40)
