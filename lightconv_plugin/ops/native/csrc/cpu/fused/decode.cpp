@@ -55,14 +55,12 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
                                                    int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
   const Tensor logits = as_contiguous(logits_any), scores = as_contiguous(scores_any);
   check_candidates(logits, scores, limits, beams);
-  STD_TORCH_CHECK(logits.scalar_type() == ScalarType::Float, "step_candidates: expected logits in float32");
   Search search{};
   search.N = logits.size(0), search.V = logits.size(1);
   for (int64_t token : {pad, eos, unk})
     STD_TORCH_CHECK(token >= 0 && token < search.V, "step_candidates: a special token is outside the vocabulary");
   search.count = std::min(count, search.V);
-  search.logits = static_cast<const float*>(logits.const_data_ptr());
-  search.scores = static_cast<const float*>(scores.const_data_ptr());
+  search.logits = float32(logits), search.scores = float32(scores);
   search.temperature = static_cast<float>(temperature), search.unk_penalty = static_cast<float>(unk_penalty);
   const auto* limit = static_cast<const int64_t*>(limits.const_data_ptr());
   search.pad = pad, search.unk = unk;
@@ -104,16 +102,13 @@ class Parameters {
 
   const Tensor& next() {
     STD_TORCH_CHECK(used_ < all_.size(), "decoder_block: there are too few parameters");
-    const Tensor& found = all_[used_++];
-    STD_TORCH_CHECK(found.scalar_type() == ScalarType::Float && found.is_contiguous(),
-                    "decoder_block: expected contiguous parameters in float32");
-    return found;
+    return all_[used_++];
   }
 
   const float* vector(int64_t size) {
     const Tensor& found = next();
     STD_TORCH_CHECK(found.dim() == 1 && found.size(0) == size, "decoder_block: a bias or norm has another size");
-    return static_cast<const float*>(found.const_data_ptr());
+    return float32(found);
   }
 
   Linear linear(int64_t in, bool bias = true) {
@@ -121,7 +116,7 @@ class Parameters {
     STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == in, "decoder_block: a weight is not (out, in)");
     Linear found{};
     found.in = in, found.out = weight.size(0);
-    found.weight = static_cast<const float*>(weight.const_data_ptr());
+    found.weight = float32(weight);
     if (!packed_.empty()) {
       STD_TORCH_CHECK(maps_ < packed_.size(), "decoder_block: there are too few packed weights");
       found.packed = packed_weight(packed_[maps_++], found.out, in);
@@ -159,8 +154,8 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
                      Tensor ancestors, Tensor position, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
                      const Tensor& sentence, int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
   const Tensor x = as_contiguous(x_any);
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.scalar_type() == ScalarType::Float,
-                  "decoder_block: expected x (1, N, C), float32");
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1, "decoder_block: expected x (1, N, C)");
+  const float* given = float32(x);
   STD_TORCH_CHECK(ring.dim() == 3, "decoder_block: expected ring (K, M, C)");
   const int64_t N = x.size(1), C = x.size(2), K = ring.size(0);
   Parameters next(parameters, packed);
@@ -179,7 +174,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
     const Tensor& weight = next.next();
     STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == K, "decoder_block: expected a kernel (H, K)");
     step.H = weight.size(0);
-    step.weight = weight.const_data_ptr();
+    step.weight = float32(weight);
   }
   STD_TORCH_CHECK(step.H > 0 && inner % step.H == 0, "decoder_block: the heads do not divide the channels");
   const Linear out = next.linear(inner);
@@ -202,7 +197,6 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
   float *input = scratch.data(), *a = input + N * most, *b = a + N * most;
   Tensor result = torch::stable::new_empty(x, x.sizes());
   float* sum = static_cast<float*>(result.mutable_data_ptr());
-  const float* given = static_cast<const float*>(x.const_data_ptr());
   std::copy(given, given + N * C, sum);
   const Kernels& chosen = kernels();
   const auto begin = [&](const LayerNorm& norm) -> const float* {  // what a part reads
