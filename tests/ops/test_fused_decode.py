@@ -263,6 +263,7 @@ AT, LOGITS, SCORES = torch.tensor([1, 0, 9]), torch.zeros(2, 50), torch.zeros(2)
             for device in ("cpu", "gpu")
         ),
         ("gpu", "attend", (WIDE, WIDE, WIDE, None, ROW, 1), "heads of at most 1024 channels; got 1025"),
+        ("gpu", "residual_norm", (*(torch.zeros(1, 4097),) * 4, 0.0, None, 1e-5), "at most 4096 numbers; got 4097"),
         *(
             ("gpu", "search_step", search(4, **changed), r"expected tensors as ops\.Beams describes them")
             for changed in ({"rows": torch.zeros(1, 4).int()}, {"sums": torch.zeros(4, 8).t()})

@@ -146,8 +146,6 @@ struct Kernels {
   void (*linear)(const Linear&, int64_t begin, int64_t end);  // columns of y
   // of few rows, between the products of a block
   void (*gate)(const float* x, int64_t rows, int64_t C, float* y);  // (rows, 2C) to (rows, C)
-  void (*relu)(float* x, int64_t count);
-  void (*add)(const float* x, int64_t count, float* sum);
   void (*normalize)(const LayerNorm&, const float* x, int64_t rows, int64_t C, float* y);
 };
 

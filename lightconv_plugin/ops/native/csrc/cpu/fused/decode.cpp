@@ -206,7 +206,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
   };
   const auto end = [&](const LayerNorm& norm, const float* y) {
     on_rows(N, C, [&](int64_t n, int64_t rows) {
-      chosen.add(y + n * C, rows * C, sum + n * C);
+      for (int64_t i = n * C; i < (n + rows) * C; ++i) sum[i] += y[i];
       if (!norm_first) chosen.normalize(norm, sum + n * C, rows, C, sum + n * C);
     });
   };
@@ -234,7 +234,9 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
   end(attended, a);
 
   map(wide, N, begin(last), a);
-  on_rows(N, wide.out, [&](int64_t n, int64_t rows) { chosen.relu(a + n * wide.out, rows * wide.out); });
+  on_rows(N, wide.out, [&](int64_t n, int64_t rows) {
+    for (int64_t i = n * wide.out; i < (n + rows) * wide.out; ++i) a[i] = std::max(a[i], 0.0f);  // NaN stays
+  });
   map(narrow, N, a, b);
   end(last, b);
   return result;
