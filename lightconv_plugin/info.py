@@ -49,7 +49,8 @@ def self_test(device: torch.device) -> Iterator[tuple[str, float, float]]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     cases = (("light_conv", 37, 31), ("dynamic_conv", 37, 31), ("dynamic_conv", 9, 4))
-    for dtype, (name, time, width) in itertools.product(LIMITS, cases):
+    limits = {each: limit for each, limit in LIMITS.items() if device.type == "cuda" or each != torch.float16}
+    for dtype, (name, time, width) in itertools.product(limits, cases):
         x, grad = random(time, 3, 40).to(dtype), random(time, 3, 40).to(dtype)
         weight = random(*((2,) if name == "light_conv" else (time, 3, 2)), width).to(dtype)
         expected = _outputs(getattr(reference, name), x.double(), weight.double(), grad.double())

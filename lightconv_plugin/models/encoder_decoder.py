@@ -130,7 +130,7 @@ class LightConvDecoder(TransformerDecoderBase):
         source, sentence = source.transpose(0, 1).contiguous(), numbers.flatten()
         for module in self.stateful:
             if isinstance(module, SourceAttention):
-                module.read(source, padding, sentence if ops.takes("attend", source) else numbers, incremental_state)
+                module.read(source, padding, sentence, incremental_state)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
@@ -178,24 +178,6 @@ class LightConvDecoder(TransformerDecoderBase):
         """Hypothesis b continues hypothesis new_order[b]."""
         for module in self.stateful:
             module.reorder_incremental_state(incremental_state, new_order)
-
-    def reorder_within_sentences(
-        self, incremental_state: IncrementalState, new_order: Tensor, kept: Tensor | None
-    ) -> None:
-        """Hypothesis b continues hypothesis new_order[b] of its sentence, in a search that keeps sentences together.
-
-        Such a search gives the source once a sentence, and need not re-order it: the state holds what steps need of it.
-
-        Args:
-            incremental_state: of all blocks.
-            new_order: (N,), as many hypotheses for each sentence, the sentences in the order of the source.
-            kept: (sentences,), those of the sentences so far that go on, in order; None for all.
-        """
-        for module in self.stateful:
-            if isinstance(module, SourceAttention):
-                module.reorder_within_sentences(incremental_state, new_order, kept)
-            else:
-                module.reorder_incremental_state(incremental_state, new_order)
 
 
 @register_model("pla_lightconv", dataclass=LightConvConfig)

@@ -100,7 +100,7 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         positions, rows, channels = query.shape
         sentence = source["sentence"]
         if positions > 1:  # a row for each position of each hypothesis
-            sentence = sentence.flatten().repeat(positions)
+            sentence = sentence.repeat(positions)
         queries = apply_linear(self.q_proj, query).reshape(1, positions * rows, channels)
         arguments = (queries, source["keys"], source["values"], source["padding"], sentence, self.num_heads)
         p = self.dropout_module.probability
@@ -149,14 +149,6 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
         source = self.get_incremental_state(incremental_state, "source")
         if source is not None:
-            reordered = {**source, "sentence": source["sentence"].flatten().index_select(0, new_order)}
+            reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
             self.set_incremental_state(incremental_state, "source", reordered)
         return incremental_state
-
-    def reorder_within_sentences(
-        self, incremental_state: IncrementalState, new_order: Tensor, kept: Tensor | None
-    ) -> None:
-        """See ``LightConvDecoder.reorder_within_sentences``."""
-        source = self.get_incremental_state(incremental_state, "source")
-        if source is not None:
-            self.set_incremental_state(incremental_state, "source", ops.reorder_source(source, new_order, kept))

@@ -67,8 +67,7 @@ OPERATORS = {
     "residual_norm": Operator("residual_norm_backward", widest=4096, replaces="fused"),
     "conv_step": Operator(casts=True, widest=3072),
     "attend": Operator(contiguous=True),
-    "beam_candidates": Operator(types=(torch.float32,)),
-    "step_candidates": Operator(contiguous=True),
+    "step_candidates": Operator(),
     "search_step": Operator(types=(torch.float32,), contiguous=True),
     "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
     "bf16_pack": Operator(types=(torch.float32,), contiguous=True, replaces="bf16"),
@@ -229,7 +228,8 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> Un
     machine = MACHINES[device]
     if not has_kernel(operator, device):
         return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
-    if dtype not in about.types:
-        return UnsupportedReason(f"on a {machine} it takes {', '.join(map(str, about.types))}; got {dtype}", replaced)
+    types = [each for each in about.types if device == "cuda" or each != torch.float16]
+    if dtype not in types:
+        return UnsupportedReason(f"on a {machine} it takes {', '.join(map(str, types))}; got {dtype}", replaced)
     unusable = library.cuda_unusable() if device == "cuda" else None
     return None if unusable is None else UnsupportedReason(unusable, replaced)

@@ -47,7 +47,7 @@ def bf16_pack(weight: Tensor) -> Tensor:
     return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
 
 
-def candidates(logits: Tensor, _: object, beams: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def candidates(logits: Tensor, _: object, __: object, beams: int, count: int, *___: object) -> tuple[Tensor, ...]:
     best = logits.new_empty(logits.shape[0] // beams, count, dtype=torch.float32)
     return best, best.long(), best.long()
 
@@ -73,8 +73,7 @@ FAKES: dict[str, Callable[..., object]] = {
     "residual_norm_backward": residual_norm_backward,
     "bf16_linear_backward": bf16_linear_backward,
     "bf16_pack": bf16_pack,
-    "beam_candidates": lambda logits, scores, beams, count, *_: candidates(logits, scores, beams, count),
-    "step_candidates": lambda logits, scores, _, beams, count, *__: candidates(logits, scores, beams, count),
+    "step_candidates": candidates,
 }
 
 

@@ -41,7 +41,7 @@ CORE_SECONDS = 90  # that all sources take, on one core of a Xeon at 2.5 GHz
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
 # the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
 KERNELS = "vectors.cpp"
-WIDTHS = {"avx512": (512, AVX512), "avx2": (256, ["-mavx2", "-mfma", "-mf16c"]), "baseline": (128, [])}
+WIDTHS = {"avx512": (512, AVX512), "avx2": (256, ["-mavx2", "-mfma"]), "baseline": (128, [])}
 X86_FLAGS = {"bf16.cpp": [*AVX512, "-mavx512bf16"]}
 COMMON_FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),

@@ -158,6 +158,7 @@ class BeamSearchGenerator(SequenceGenerator):
         scores = torch.zeros(len(source), max_len + 1, device=source.device)  # summed up to each position
         finished: list[list[Hypothesis]] = [[] for _ in source]
         searched = list(range(len(source)))  # the sentences that go on, in the order of their rows
+        limits = torch.tensor([0, self.min_len, max_len]).to(source.device, non_blocking=True)
         stepwise = StepwiseBeam(len(source), self.beam_size, self.stepwise, self.eos) if self.stepwise else None
 
         for step in range(max_len + 1):
@@ -165,7 +166,8 @@ class BeamSearchGenerator(SequenceGenerator):
                 decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
                 for decoder, encoder_out, state in zip(decoders, read, states, strict=True)
             ]
-            values, words, rows = self._candidates(logits, tokens, scores, step, max_len, len(searched))
+            values, words, rows = self._candidates(logits, tokens, scores, limits, step, len(searched))
+            limits[:1].add_(1)
             # both in one transfer, for which alone a GPU is waited for; float64 holds either without rounding
             sums, tails = torch.stack([values.double(), words.double()]).tolist()
             if stepwise is not None:
@@ -173,8 +175,8 @@ class BeamSearchGenerator(SequenceGenerator):
 
             found = [len(finished[sentence]) for sentence in searched]
             ends, going_on, kept = self._chosen(sums, tails, found, stepwise, last=step == max_len)
-            numbers = torch.tensor(ends + going_on + kept, dtype=torch.long).to(source.device, non_blocking=True)
-            ended, continued, kept_places = numbers.split([len(ends), len(going_on), len(kept)])
+            numbers = torch.tensor(ends + going_on, dtype=torch.long).to(source.device, non_blocking=True)
+            ended, continued = numbers.split([len(ends), len(going_on)])
 
             if ends:
                 hypotheses = self._finish(step, tokens, scores, rows.view(-1)[ended], values.view(-1)[ended])
@@ -191,7 +193,7 @@ class BeamSearchGenerator(SequenceGenerator):
             tokens, scores = tokens.index_select(0, order), scores.index_select(0, order)
             tokens[:, step + 1] = words.view(-1)[continued]
             scores[:, step] = values.view(-1)[continued]
-            self._reorder(decoders, read, states, order, None if len(kept) == len(searched) else kept_places)
+            self._reorder(decoders, read, states, order)
             searched = [searched[place] for place in kept]
             if stepwise is not None:
                 stepwise.keep(kept)
@@ -202,8 +204,8 @@ class BeamSearchGenerator(SequenceGenerator):
         logits: list[Tensor],
         tokens: Tensor,
         scores: Tensor,
+        limits: Tensor,
         step: int,
-        max_len: int,
         sentences: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best continuations of each sentence, half of which may end: scores, words and the rows they continue.
@@ -218,17 +220,17 @@ class BeamSearchGenerator(SequenceGenerator):
             pad=self.pad,
         )
         beams = len(allowed) // sentences if sentences else 1
-        values, words, parents = ops.beam_candidates(
+        values, words, parents = ops.step_candidates(
             allowed,
-            scores[:, step - 1] if step > 0 else None,
+            scores[:, max(step - 1, 0)],
+            limits,
             beams=beams,
             count=2 * self.beam_size,
             temperature=self.temperature,
             pad=self.pad,
+            eos=self.eos,
             unk=self.unk,
             unk_penalty=self.unk_penalty,
-            banned=self.eos if step < self.min_len else None,
-            only=self.eos if step >= max_len else None,
         )
         return values, words, parents + beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
 
@@ -270,20 +272,11 @@ class BeamSearchGenerator(SequenceGenerator):
                 kept.append(place)
         return ends, going_on, kept
 
-    def _reorder(
-        self,
-        decoders: Sequence[Any],
-        read: list[Any],
-        states: list[dict[str, Any]],
-        order: Tensor,
-        kept: Tensor | None,
-    ) -> None:
-        """Have row n of each model's state, and of what it has read, be row order[n]; ``kept``: see the decoder."""
+    def _reorder(self, decoders: Sequence[Any], read: list[Any], states: list[dict[str, Any]], order: Tensor) -> None:
+        """Have row n of each model's state, and of what it has read, be row order[n]."""
         for number, (model, decoder, state) in enumerate(zip(self.model.models, decoders, states, strict=True)):
-            if hasattr(decoder, "reorder_within_sentences"):
-                decoder.reorder_within_sentences(state, order, kept)
-            else:
-                decoder.reorder_incremental_state_scripting(state, order)
+            decoder.reorder_incremental_state_scripting(state, order)
+            if not hasattr(decoder, "read_source"):  # else the state holds what steps need of the source
                 read[number] = model.encoder.reorder_encoder_out(read[number], order)
 
     def _finish(self, step: int, tokens: Tensor, scores: Tensor, rows: Tensor, totals: Tensor) -> list[Hypothesis]:

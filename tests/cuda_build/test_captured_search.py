@@ -13,28 +13,6 @@ from tests.waits import waits
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 
 
-@pytest.mark.parametrize(
-    ("stepwise", "ngram"), [(None, 0), (LengthPenalty(0.6), 0), (None, 3)], ids=["plain", "stepwise", "restricted"]
-)
-@pytest.mark.parametrize("precision", PRECISIONS[:3])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_search_does_not_wait(arch, precision, stepwise, ngram, gpu):
-    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.5, temperature=0.7, stepwise=stepwise, ngram=ngram)
-    size = {"sentences": 4, "length": 8, "longest": 32}
-    with precise(precision), torch.no_grad():
-        model = build(arch).eval()
-        search = DeviceSearch([model], rules, **size, device="cuda")
-        with waits("cuda") as met:
-            search.give(torch.full((3, 6), 5), bos=2, min_len=1, max_len=20)
-            search.begin()
-            for _ in range(3):
-                search.step()
-        assert met == []
-        assert {"attend", "step_candidates", "search_step"} <= gpu.met
-        tensors = [value for value in vars(search).values() if isinstance(value, torch.Tensor)]
-        assert {tensor.device.type for tensor in (*tensors, *search.beams)} == {"cuda"}
-
-
 @pytest.mark.parametrize(("arch", "a_step", "a_batch"), [(ARCHITECTURES[0], 74, 96), (ARCHITECTURES[1], 80, 103)])
 def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     """Whoever adds kernels to a step says so here, or to what is done once a batch. pytest's -s shows them all.
@@ -42,10 +20,10 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one.
     """
     rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
+    size, counts = {"sentences": 32, "length": 30, "longest": 31, "device": "cuda"}, []
     with precise("float16"), torch.no_grad():
         model = of_one_type(common.build(arch, common.task(60))).eval()
-        search = DeviceSearch([model], rules, sentences=32, length=30, longest=31, device="cuda")
-        counts = []
+        search = DeviceSearch([model], rules, **size)
         for name, program in (("a batch", search.begin), ("a step", search.step)):
             with Count() as count:
                 program()
@@ -57,3 +35,19 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     assert {counts[1][name] for name in ("conv_step", "attend", "_addmm_activation")} == {6}  # one a layer
     assert {counts[1][name] for name in ("search_step", "embedding")} == {1}
     assert "relu" not in counts[1]
+
+
+@pytest.mark.parametrize("special", [{"stepwise": LengthPenalty(0.6)}, {"stepwise": None, "ngram": 3}], ids=str)
+@pytest.mark.parametrize("precision", PRECISIONS[:3])
+def test_a_search_does_not_wait(precision, special, gpu):
+    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.5, temperature=0.7, **special)
+    with precise(precision), torch.no_grad():
+        model = build(ARCHITECTURES[1]).eval()
+        search = DeviceSearch([model], rules, sentences=4, length=8, longest=32, device="cuda")
+        with waits("cuda") as met:
+            search.give(torch.full((3, 6), 5), bos=2, min_len=1, max_len=20)
+            search.begin()
+            for _ in range(3):
+                search.step()
+        assert met == []
+        assert {"attend", "step_candidates", "search_step"} <= gpu.met

@@ -1,4 +1,4 @@
-"""Every architecture on a pretended GPU, for which nothing waits: updates, and beam search step by step."""
+"""Every architecture on a pretended GPU, for which nothing waits: gradients of an update, and steps of a search."""
 
 import contextlib
 import re
@@ -6,20 +6,12 @@ import re
 import pytest
 import torch
 
-from lightconv_plugin import ops
-from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
-from tests.models import common
+from tests.cuda_build.autograd import backward
+from tests.models import test_architectures as small
 from tests.models.common import READERS_ANYWHERE, put_into_layers
 from tests.waits import waits
 
-TYPES, SENTENCES, BEAM, S = 30, 3, 4, 6
-OPTIONS = {
-    **common.SMALL,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_kernel_size_list": [3, 5],
-    "decoder_kernel_size_list": [3, 5],
-}
+BEAM = 4
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "weight_dropout": 0.1}
 PRECISIONS = ["float32", "bfloat16", "float16", "autocast"]
 
@@ -31,19 +23,8 @@ def precise(precision):
     return contextlib.nullcontext()
 
 
-def tokens(*shape):
-    return torch.full(shape, 5)
-
-
-def sources():
-    return tokens(SENTENCES, S), torch.full((SENTENCES,), S)
-
-
 def build(arch, **options):
-    if "query_dim" in str(ENCODER_DECODER[arch]):
-        for side in ("encoder", "decoder"):
-            options |= {f"{side}_query_dim": 16, f"{side}_query_heads": 4}
-    return of_one_type(common.build(arch, common.task(TYPES), **{**OPTIONS, **options}))
+    return of_one_type(small.build(arch, small.task(arch), **options))
 
 
 def of_one_type(model):
@@ -56,74 +37,37 @@ def of_one_type(model):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("arch", ENCODER_DECODER)
-def test_whole_sentences(arch, precision, gpu):
-    with precise(precision), torch.no_grad():
-        model = build(arch, **DROPOUT)
-        (source, lengths), target = sources(), tokens(SENTENCES, 4)
-        for training in (True, False):
-            model.train(training)
-            with waits("cuda") as met:
-                logits, _ = model(source, lengths, target)
-                ops.smoothed_nll(logits.flatten(0, 1), target.flatten(), 0.1, 1)
-            assert met == []
-            assert logits.shape == (SENTENCES, 4, TYPES)
-            assert logits.device.type == "cuda"
-    assert {f"{kind}_conv" for kind in ("light", "dynamic") if f"pla_{kind}conv" in arch} <= gpu.met
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("arch", ENCODER_DECODER)
-def test_a_search_step_by_step(arch, precision, gpu):
-    """Three steps, of which the second keeps all sentences but one."""
-    kept = torch.zeros(SENTENCES - 1, dtype=torch.long)
-    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0}
-    with precise(precision), torch.no_grad():
-        model = build(arch).eval()
-        model.make_generation_fast_(need_attn=False)
-        state: dict = {}
-        words, scores, beams = tokens(SENTENCES, 1), None, 1
+@pytest.mark.parametrize("arch", small.ARCHITECTURES)
+def test_architectures(arch, precision, gpu):
+    with precise(precision):
+        task = small.task(arch)
+        model, batch = build(arch, **DROPOUT), small.toy_batch(arch, task)
+        net_input, target = batch["net_input"], batch["target"]
         with waits("cuda") as met:
-            read = model.encoder(*sources())
-            for step in range(3):
-                logits, _ = model.decoder(words, encoder_out=read, incremental_state=state)
-                ends: dict = {"banned": 2 if step == 0 else None, "only": 2 if step == 2 else None}
-                best, found, parents = ops.beam_candidates(
-                    logits[:, -1], scores, beams=beams, count=2 * BEAM, **options, **ends
-                )
-                sentences = len(words) // beams
-                assert best.shape == found.shape == parents.shape == (sentences, 2 * BEAM)
-                assert best.dtype == torch.float32
-                if step == 1:
-                    found, parents, best = (x.index_select(0, kept) for x in (found, parents, best))
-                order = (parents + beams * torch.arange(len(parents)).unsqueeze(1))[:, :BEAM].reshape(-1)
-                words = torch.cat([words.index_select(0, order), found[:, :BEAM].reshape(-1, 1)], dim=1)
-                scores, beams = best[:, :BEAM].reshape(-1), BEAM
-                model.decoder.reorder_within_sentences(state, order, kept if step == 1 else None)
-                model.decoder.reorder_incremental_state_scripting(dict(state), order)  # as fairseq's search does
-                assert words.shape == (len(order), step + 2)
-        assert met == []
-
-
-@pytest.mark.parametrize("arch", LANGUAGE_MODELS)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_language_models(arch, precision, gpu):
-    cutoffs = {"adaptive_input_cutoff": [10, 20], "adaptive_softmax_cutoff": [10, 20], "tie_adaptive_weights": False}
-    small = {name: value for name, value in OPTIONS.items() if not name.startswith("encoder")}
-    with precise(precision), torch.no_grad():
-        task = common.task(TYPES)
-        task.dictionary = task.output_dictionary = task.source_dictionary
-        model = of_one_type(common.build(arch, task, **small | DROPOUT, **cutoffs, tokens_per_sample=64))
-        words, order = tokens(SENTENCES, 7), torch.zeros(SENTENCES, dtype=torch.long)
-        state: dict = {}
-        with waits("cuda") as met:
-            for training in (True, False):
-                assert model.train(training)(words)[0].shape[:2] == (SENTENCES, 7)
-            for step in range(2):
-                features, _ = model.decoder(words[:, : step + 1], incremental_state=state)
-                assert features.shape[:2] == (SENTENCES, 1)
-                model.decoder.reorder_incremental_state_scripting(state, order)
-        assert met == []
+            model.train()(**net_input)
+        # fairseq's adaptive loss waits
+        found = backward(small.criterion(model, task)(model, batch)[0])
+        for name, parameter in model.named_parameters():
+            assert parameter in found, name
+            assert found[parameter].shape == parameter.shape
+            assert found[parameter].device.type == "cuda"
+        model.eval().make_generation_fast_(need_attn=False)
+        source = {name: net_input[name] for name in ("src_tokens", "src_lengths") if "prev_output_tokens" in net_input}
+        order, later = torch.arange(4).repeat_interleave(BEAM), torch.zeros(3 * BEAM, dtype=torch.long)
+        with waits("cuda") as met_later, torch.no_grad():
+            model(**net_input)
+            state: dict = {}
+            read = model.encoder(**source) if source else None
+            for step, rows in enumerate((None, order, later)):  # of the third step a sentence less
+                words = target[:, :1] if rows is None else target[0, : step + 1].expand(len(rows), -1)
+                features, _ = model.decoder(words, encoder_out=read, incremental_state=state)
+                assert features.shape[:2] == (len(words), 1)
+                model.decoder.reorder_incremental_state_scripting(state, later if step else order)
+        assert met == met_later == []
+    expected = {"lightweight": "light_conv", "dynamic": "dynamic_conv"}
+    for kind, operator in expected.items():
+        if f"'decoder_conv_type': '{kind}'" in str(small.ENCODER_DECODER.get(arch)):
+            assert {operator, "conv_backward"} <= gpu.met
 
 
 def test_a_missing_kernel_is_seen(gpu):
@@ -143,9 +87,10 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_layer_that_waits_is_found(reader, gpu, monkeypatch):
-    model = build("pla_dynamicconv_iwslt_de_en")
+    arch = "pla_dynamicconv_iwslt_de_en"
+    model, batch = build(arch), small.toy_batch(arch, small.task(arch))
     put_into_layers(monkeypatch, READERS[reader])
     with waits("cuda") as met:
-        model(*sources(), tokens(SENTENCES, 4))
+        model(**batch["net_input"])
     assert len(met) >= 4  # blocks
     assert all(re.search("at (test_models|common).py", wait) for wait in met)

@@ -1,12 +1,10 @@
-"""The public operators and the loss on a pretended GPU, where the library has kernels for some of them."""
+"""The public operators on a pretended GPU: what the library has kernels for, and the edges of what it takes."""
 
 import pytest
 import torch
 
 from lightconv_plugin import ops
-from lightconv_plugin.criterions.label_smoothed_cross_entropy import PlaLabelSmoothedCrossEntropy
-from lightconv_plugin.ops.fused import train
-from tests.criterions.test_label_smoothed_cross_entropy import Model, criterions
+from tests.cuda_build.autograd import backward
 from tests.waits import waits
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -29,22 +27,13 @@ def test_decoding(dtype, gpu):
     assert state is not None
     assert ops.reorder_state(state, sentence.repeat(2))["ancestors"].shape == (3, 8)
     assert gpu.met == {"attend", "glu_mask", "conv_step"}
-    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.0, "banned": None, "only": 2}
-    best = ops.beam_candidates(torch.ones(4, 9, dtype=dtype), torch.ones(4), beams=2, count=4, **options)
-    assert [t.shape for t in best] == [(2, 4)] * 3
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalization", ["softmax", "none"])
-def test_training(dtype, normalization, gpu):
-    """Forward, with gradients wanted; autograd's backward asks for a device."""
-    x, options = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True), {"padding_l": 1, "normalization": normalization}
-    for p in (0.0, 0.3):
-        assert ops.light_conv(x, torch.ones(2, 3), dropconnect=p, **options).dtype == dtype
-        assert ops.dynamic_conv(x, torch.ones(5, 2, 2, 3), dropconnect=p, **options).requires_grad
-        assert ops.dropout(x, p).requires_grad
-    assert ops.glu_mask(x, torch.zeros(2, 5, dtype=torch.bool)).requires_grad
-    assert gpu.met == {"light_conv", "dynamic_conv", "glu_mask"}
+    options: dict = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.0}
+    for count in (33, 4):  # of more the definition finds the best
+        assert "step_candidates" not in gpu.met
+        logits, limits = torch.ones(4, 99, dtype=dtype), torch.tensor([1, 0, 9])
+        best = ops.step_candidates(logits, torch.ones(4), limits, beams=2, count=count, **options)
+        assert [t.shape for t in best] == [(2, count)] * 3
+    assert "step_candidates" in gpu.met
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,19 +49,65 @@ def test_packed_sentences_wait_for_nothing(dtype, gpu):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_loss(dtype, gpu):
-    """In two kernels, the gradient too, without waiting for a number of the device's."""
-    ours = criterions()[1]
-    assert isinstance(ours, PlaLabelSmoothedCrossEntropy)
-    logits = torch.ones(3, 5, 9, dtype=dtype, requires_grad=True)
-    with waits("cuda") as met:
-        loss, _ = ours.compute_loss(Model(), (logits, None), {"target": torch.full((3, 5), 4)})
-    assert loss.shape == ()
-    assert loss.requires_grad
-    # autograd itself asks for a device
-    with waits("cuda") as met_backward, torch.no_grad():
-        one = torch.ones((), dtype=loss.dtype)
-        gradient = train._SmoothedNll.backward(loss.grad_fn, one, one)[0]
-    assert met == met_backward == []
-    assert (gradient.shape, gradient.dtype) == ((15, 9), dtype)
-    assert gpu.met == {"smoothed_nll", "smoothed_nll_backward"}
+@pytest.mark.parametrize(("normalization", "dropconnect"), [("softmax", 0.3), ("none", 0.0)])
+@pytest.mark.parametrize(
+    ("time", "batch", "heads", "width"),
+    [
+        *((5, 2, 2, width) for width in (1, 2, 64, 65, 5000)),
+        *((5, 2, heads, 3) for heads in (1, 8, 12, 24)),
+        *((time, 2, 2, 3) for time in (0, 1, 33)),
+        (5, 0, 2, 3),
+    ],
+)
+def test_convolutions(time, batch, heads, width, normalization, dropconnect, dtype, gpu):
+    """In any layout."""
+    for operator, shape in ((ops.light_conv, ()), (ops.dynamic_conv, (time, batch))):
+        weight = torch.ones(*shape, heads, 2 * width, dtype=dtype)[..., ::2].requires_grad_()
+        x = torch.ones(batch, time, 48, dtype=dtype).transpose(0, 1)[..., ::2].requires_grad_()
+        out = operator(x, weight, padding_l=width - 1, normalization=normalization, dropconnect=dropconnect)
+        assert (out.shape, out.dtype) == (x.shape, dtype)
+        found = backward(out)
+        assert all(found[t].shape == t.shape and found[t].dtype == dtype for t in (x, weight))
+    assert gpu.met == {"light_conv", "dynamic_conv", "conv_backward"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_beside_the_convolutions(dtype, gpu):
+    x = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True)
+    for mask in (None, torch.zeros(2, 5, dtype=torch.bool)):
+        assert backward(ops.glu_mask(x, mask))[x].shape == x.shape
+    assert backward(ops.dropout(x, 0.1))[x].dtype == dtype
+    logits = torch.ones(10, 9, dtype=dtype, requires_grad=True)
+    loss, _ = ops.smoothed_nll(logits, torch.full((10,), 4), 0.1, 1)
+    assert backward(loss)[logits].dtype == dtype
+    weight, bias = (torch.ones(8, dtype=dtype, requires_grad=True) for _ in range(2))
+    for p in (0.0, 0.3):
+        found = backward(ops.residual_norm(x, x.detach().requires_grad_(), weight, bias, p, 1e-5))
+        assert sorted((g.shape, g.dtype) for g in found.values()) == [((5, 2, 8), dtype)] * 2 + [((8,), dtype)] * 2
+    forward = {"glu_mask", "residual_norm", "smoothed_nll"}
+    assert gpu.met == forward | {f"{name}_backward" for name in forward}
+
+
+@pytest.mark.parametrize(("width", "taken"), [(1, True), (3072, True), (3073, False)])
+@torch.no_grad()
+def test_steps(width, taken, gpu):
+    """Beyond the widest kernel whose weights fit a GPU's shared memory the definition decodes."""
+    x = torch.ones(1, 2, 24)
+    for weight in (torch.ones(2, width), torch.ones(1, 2, 2, width)):
+        state = None
+        for _ in range(2):
+            out, state = ops.conv_step(x, weight, state)
+            assert out.shape == x.shape
+    assert gpu.met == ({"conv_step"} if taken else set())
+    if not taken:
+        with pytest.raises(ValueError, match="conv_step takes rows of at most 3072 weights; got 3073"):
+            ops.conv_step(x, torch.ones(2, width), None, backend="native")
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 8), (0, 3, 8), (0, 8), (8,)])
+@torch.no_grad()
+def test_products_of_no_rows(shape, gpu):
+    """As where no sentence is searched any more."""
+    weight, bias = torch.ones(6, 8), torch.ones(6)
+    for relu in (False, True):
+        assert ops.linear(torch.ones(shape), weight, bias, relu=relu).shape == (*shape[:-1], 6)

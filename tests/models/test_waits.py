@@ -39,7 +39,7 @@ def test_updates_and_steps(arch, backend):
     model, batch = small(arch)
     net_input, order = batch["net_input"], torch.arange(4).repeat_interleave(BEAM)
     source = {name: net_input[name] for name in ("src_tokens", "src_lengths") if "prev_output_tokens" in net_input}
-    later, kept = torch.zeros(3 * BEAM, dtype=torch.long), torch.tensor([0, 1, 3])
+    later = torch.zeros(3 * BEAM, dtype=torch.long)
     with waits("cpu") as met:
         model.train()(**net_input)[0].sum().backward()
         model.eval()
@@ -50,24 +50,20 @@ def test_updates_and_steps(arch, backend):
             words = batch["target"][:, :1]
             for step in range(3):
                 model.decoder(words, encoder_out=read, incremental_state=state)
-                if step == 0:
-                    model.decoder.reorder_within_sentences(state, order, None)
-                else:
-                    model.decoder.reorder_within_sentences(state, later, kept if step == 1 else None)
+                model.decoder.reorder_incremental_state_scripting(state, later if step else order)
                 words = batch["target"][0, : step + 2].expand(len(later) if step else len(order), -1)
-            model.decoder.reorder_incremental_state_scripting(state, later)
     assert met == []
 
 
 def test_the_loss_and_the_best_continuations(backend):
     logits, target = torch.randn(6, 9, requires_grad=True), torch.tensor([1, 2, 3, 1, 4, 8])
-    options: dict = {"temperature": 1.0, "pad": 1, "unk": 3, "unk_penalty": 0.5}
+    options: dict = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.5}
+    limits = torch.tensor([1, 0, 9])
     with waits("cpu") as met:
         loss, _ = ops.smoothed_nll(logits, target, 0.1, 1)
         if backend == "reference":  # a kernel's own rate of change is a number
             loss.backward()
-        for banned, only in ((None, None), (2, None), (None, 2)):
-            ops.beam_candidates(logits.detach(), torch.zeros(6), beams=2, count=4, banned=banned, only=only, **options)
+        ops.step_candidates(logits.detach(), torch.zeros(6), limits, beams=2, count=4, **options)
     assert met == []
 
 

@@ -126,24 +126,6 @@ def test_threads_change_nothing(set_threads):
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-def test_unless_asked_for_products_are_in_float32(monkeypatch):
-    ops.set_precision("fp32")
-    monkeypatch.setattr(torch.ops.lightconv, "bf16_linear", None)
-    x, weight, bias, _ = draw(40, 70, 30)
-    assert_close(ops.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double()))
-    assert ops.pack_weight(weight) is None
-
-
-def test_pytorchs_switch_asks_for_it_too():
-    ops.set_precision("fp32")
-    try:
-        torch.set_float32_matmul_precision("medium")
-        assert ops.pack_weight(torch.randn(3, 4)) is not None
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    assert ops.pack_weight(torch.randn(3, 4)) is None
-
-
 @torch.no_grad()
 def test_packed_weights_are_those_of_a_copy():
     layer, x = nn.Linear(40, 20), torch.randn(3, 40)
@@ -155,27 +137,6 @@ def test_packed_weights_are_those_of_a_copy():
     before = F.linear(rounded(x), -rounded(layer.weight), layer.bias.double())
     assert_close(apply_linear(copied[0], x), before)
     assert_close(apply_linear(layer, x), F.linear(x.double(), layer.weight.double(), layer.bias.double()))
-
-
-@pytest.mark.parametrize("units", NUMBERS)
-def test_packed_weights_may_lie_anywhere(units):
-    torch.ops.lightconv.cpu_bf16_units(units)
-    x, weight, bias, _ = draw(40, 70, 30)
-    packed = ops.pack_weight(weight)
-    assert packed is not None
-    moved = torch.empty(packed.numel() + 1, dtype=packed.dtype)[1:].view(packed.shape).copy_(packed)
-    with torch.no_grad():
-        assert torch.equal(ops.linear(x, weight, bias, moved), ops.linear(x, weight, bias, packed))
-
-
-@pytest.mark.parametrize(("width", "out"), [(8, 0), (0, 5)])
-def test_maps_of_nothing_or_to_nothing(width, out):
-    x, weight = torch.randn(4, width, requires_grad=True), torch.randn(out, width, requires_grad=True)
-    y = ops.linear(x, weight)
-    y.sum().backward()
-    for got, shape in ((y, (4, out)), (x.grad, (4, width)), (weight.grad, (out, width))):
-        assert got is not None
-        assert torch.equal(got, torch.zeros(shape))
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,6 @@ def test_attention_to_nothing_is_zero(sentences, positions, backend):
 
 
 @torch.no_grad()
-def test_the_source_of_no_sentences_is_re_ordered(backend):
-    none, nothing = torch.zeros(0, dtype=torch.long), torch.zeros(0, 7, C)
-    source = ops.reorder_source({"keys": nothing, "values": nothing, "padding": None, "sentence": none}, none, none)
-    assert ops.attend(torch.zeros(1, 0, C), source["keys"], nothing, None, source["sentence"], H).shape == (1, 0, C)
-
-
-@torch.no_grad()
 def test_a_key_that_is_not_a_number_is_not_hidden(backend):
     """A sum of weights that is NaN is a broken model, not one that sees nothing."""
     keys = torch.full((1, 3, C), torch.nan)

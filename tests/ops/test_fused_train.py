@@ -1,8 +1,6 @@
 """The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
 
-from argparse import Namespace
 from collections.abc import Callable
-from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 from lightconv_plugin import ops
-from lightconv_plugin.models.layers import Residual
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.fused import train
 from tests.ops.conftest import each_run
@@ -124,14 +121,11 @@ def test_recomputed_layers_draw_the_same_masks(reentrant):
         assert_close(got, want)
 
 
-def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(native, monkeypatch):
+def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
     monkeypatch.setattr(train, "native_dropout", None)
     x = torch.randn(10)
     assert torch.equal(ops.dropout(x, 0.0), x)
     assert torch.equal(ops.dropout(x, 1.0), torch.zeros(10))
-    with pytest.raises(ValueError, match="cannot run dropout: it runs on CPUs and NVIDIA GPUs; got a tensor on meta"):
-        ops.dropout(x.to("meta"), 0.5)
-    monkeypatch.delenv("LIGHTCONV_BACKEND")
     assert ops.dropout(x.to("meta"), 0.5).shape == (10,)
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
     out = masked_by(1, x, 0.5)
@@ -144,30 +138,21 @@ def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(native, monkeypatch)
 # ---- Attention ----
 
 
-@settings(max_examples=25)
-@given(
-    batch=st.integers(1, 3),
-    heads=st.integers(1, 3),
-    queries=st.integers(1, 9),
-    keys=st.integers(1, 9),
-    width=st.integers(1, 17),
-    masked=st.booleans(),
-)
-def test_attention_is_pytorchs(batch, heads, queries, keys, width, masked):
-    q = torch.randn(batch, heads, queries, width, dtype=F64, requires_grad=True)
-    k, v = torch.randn(2, batch, heads, keys, width, dtype=F64)
-    seen = None
-    if masked:
-        seen = torch.rand(batch, 1, queries, keys) > 0.5
-        seen[..., 0] = True
-    want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
-    out, weights = ops.attention(q, k, v, seen, 0.0, need_weights=True)
-    assert weights is not None
-    assert_close(out.detach(), want.detach())
-    assert_close((weights @ v).detach(), want.detach())
-    assert ops.attention(q, k, v, seen, 0.0)[1] is None
-    grad = torch.randn_like(out)
-    assert_close(torch.autograd.grad(out, q, grad)[0], torch.autograd.grad(want, q, grad)[0])
+def test_attention_is_pytorchs():
+    q = torch.randn(3, 2, 5, 7, dtype=F64, requires_grad=True)
+    k, v = torch.randn(2, 3, 2, 4, 7, dtype=F64)
+    some = torch.rand(3, 1, 5, 4) > 0.5
+    some[..., 0] = True
+    for seen in (None, some, torch.randn(3, 2, 5, 4, dtype=F64)):
+        want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        out, weights = ops.attention(q, k, v, seen, 0.0, need_weights=True)
+        plain, none = ops.attention(q, k, v, seen, 0.0)
+        assert weights is not None
+        assert none is None
+        for got in (out, plain, weights @ v):
+            assert_close(got.detach(), want.detach())
+        grad = torch.randn_like(out)
+        assert_close(torch.autograd.grad(out, q, grad)[0], torch.autograd.grad(want, q, grad)[0])
 
 
 def test_attention_drops_weights_and_not_those_it_returns(native):
@@ -193,11 +178,13 @@ def rows_of_logits(rows: int, types: int, dtype: torch.dtype) -> tuple[Tensor, T
     return (3 * draw(F64, rows, types)).to(dtype), target
 
 
-def defined_sums(logits: Tensor, target: Tensor, shares: tuple[float, float] = SHARES) -> tuple[Tensor, ...]:
+def defined_sums(
+    logits: Tensor, target: Tensor, shares: tuple[float, float] = SHARES, ignore: int = 0
+) -> tuple[Tensor, ...]:
     """Both sums, and GRAD times the gradient of their sum by ``shares``, in float64."""
     exact = logits.double().requires_grad_()
-    log_p = torch.log_softmax(exact[target != 0], dim=-1)
-    nll, everything = -log_p.gather(1, target[target != 0].unsqueeze(1)).sum(), -log_p.sum()
+    log_p = torch.log_softmax(exact[target != ignore], dim=-1)
+    nll, everything = -log_p.gather(1, target[target != ignore].unsqueeze(1)).sum(), -log_p.sum()
     (gradient,) = torch.autograd.grad(GRAD * (shares[0] * nll + shares[1] * everything), exact)
     return nll.detach(), everything.detach(), gradient
 
@@ -282,20 +269,6 @@ def test_a_target_that_is_no_type(run):
         assert gradient[:2].isfinite().all()
 
 
-def defined_loss(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
-    """Row by row, from the definition: cross entropy with the smoothed distribution."""
-    loss, nll = torch.zeros((), dtype=F64), torch.zeros((), dtype=F64)
-    types = logits.shape[1]
-    for row, word in zip(logits.double(), target.tolist(), strict=True):
-        if word == ignore:
-            continue
-        wanted = torch.full((types,), smoothing / (types - 1), dtype=F64)
-        wanted[word] = 1 - smoothing
-        log_p = torch.log_softmax(row, dim=0)
-        loss, nll = loss - (wanted * log_p).sum(), nll - log_p[word].detach()
-    return loss, nll
-
-
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize(
     ("dtype", "ignore", "smoothing"), [(F32, 1, 0.1), (F64, -100, 0.0), (BF16, 1, 0.0), (F32, -100, 0.1)]
@@ -306,13 +279,14 @@ def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing):
     logits[0], logits[3, 4] = torch.nan, torch.inf
     logits.requires_grad_()
     loss, nll = ops.smoothed_nll(logits, target, smoothing, ignore)
-    want, want_nll = defined_loss(logits, target, smoothing, ignore)
+    shares = 1 - smoothing - smoothing / 10, smoothing / 10
+    want_nll, everything, want = defined_sums(logits.detach(), target, shares, ignore)
     assert loss.dtype == nll.dtype == torch.promote_types(dtype, F32)
-    assert_close(loss.detach(), want.detach(), dtype)
+    assert_close(loss.detach(), shares[0] * want_nll + shares[1] * everything, dtype)
     assert_close(nll, want_nll, dtype)
-    grad = torch.autograd.grad(loss * 0.5, logits)[0]
+    grad = torch.autograd.grad(loss * GRAD, logits)[0]
     assert grad.dtype == dtype
-    assert_close(grad[[1, 2, 4]], torch.autograd.grad(want * 0.5, logits)[0][[1, 2, 4]])
+    assert_close(grad, want)
     assert torch.equal(grad[[0, 3]], torch.zeros(2, 11, dtype=dtype))
 
 
@@ -368,12 +342,6 @@ def test_more_rows_than_blocks_are_the_same_bits_every_time(gpu):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_more_channels_than_it_takes_are_refused(gpu):
-    x, weight = torch.zeros(1, 4097), torch.zeros(4097)
-    with pytest.raises(RuntimeError, match="rows of at most 4096 numbers; got 4097"):
-        gpu.residual_norm(x, x, weight, weight, 0.0, None, EPS)
-
-
 def operands(dtype: torch.dtype) -> tuple[Tensor, ...]:
     shapes = ((3, 2, 6), (3, 2, 6), (6,), (6,))
     return tuple(draw(dtype, *shape, seed=i).requires_grad_() for i, shape in enumerate(shapes))
@@ -394,37 +362,11 @@ def test_derivatives_of_residual_norm(p, cuda_kernels):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
-def test_what_the_library_takes_is_the_definition(p, cuda_kernels, monkeypatch):
-    """By a seed of torch's generator. PyTorch computes mixed types, under autocast, torch.func and torch.compile."""
+def test_residual_norm_draws_its_seed_from_torchs_generator(p, cuda_kernels):
     x, y, weight, bias = operands(F32)
     torch.manual_seed(3)
     got = ops.residual_norm(x, y, weight, bias, p, EPS)
     torch.manual_seed(3)
     kept = dropout_factors(36, p, int(torch.randint(2**62, (1,)))).view(3, 2, 6) if p > 0 else 1
     assert_close(got, normed(x.double() + y.double() * kept, weight.double(), bias.double()))
-    monkeypatch.setattr(train, "native_residual_norm", None)
-
-    def fallback(x: Tensor, y: Tensor) -> Tensor:
-        return ops.residual_norm(x, y, weight, bias, p, EPS)
-
-    assert fallback(x, y.bfloat16()).dtype == F32
-    with torch.autocast("cpu"):
-        fallback(x, y)
-    torch.func.vjp(fallback, x, y)
-    compiled = torch.compile(lambda x: ops.residual_norm(x, y, weight, bias, 0.0, EPS), backend="eager", fullgraph=True)
-    assert_close(compiled(x), normed(x + y, weight, bias))
-
-
-@pytest.mark.parametrize("hooked", [False, True])
-@pytest.mark.parametrize("normalize_before", [False, True])
-def test_in_a_block(normalize_before, hooked, cuda_kernels, monkeypatch):
-    """Its norm after the sum is the operator's, unless somebody watches the norm."""
-    called = mock.Mock(wraps=ops.residual_norm)
-    monkeypatch.setattr(ops, "residual_norm", called)
-    block, x = Residual(Namespace(embed_dim=6, normalize_before=normalize_before), 0.0), draw(F32, 3, 2, 6)
-    if hooked:
-        block.layer_norm.register_forward_hook(lambda *_: None)
-    out = block(x, 2 * block.before(x))
-    want = x + 2 * block.layer_norm(x) if normalize_before else F.layer_norm(3 * x, (6,))
-    assert_close(out.detach(), want.detach())
-    assert called.called == (not normalize_before and not hooked)
+    assert ops.residual_norm(x, y.bfloat16(), weight, bias, p, EPS).dtype == F32  # by PyTorch

@@ -102,10 +102,6 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(1, B, C), draw(2, T, C), draw(2, T, C), padding, torch.tensor([0, 0, 1]), 2)
         for padding in (None, PADDING)
     ],
-    "beam_candidates": lambda: [
-        (draw(4, V), draw(4), 2, 3, 1.0, 0, 1, 0.0, -1, -1),
-        (draw(2, V), None, 1, 3, 0.5, 0, 1, 0.5, 2, -1),
-    ],
     "step_candidates": lambda: [(draw(4, V), draw(4), torch.tensor([1, 0, 9]), 2, 3, 0.9, 0, 2, 1, 0.5)],
     "search_step": lambda: [search(stepwise=False), search(stepwise=True)],
     "few_rows_linear": lambda: [(draw(1, B, C), draw(V, C), draw(V)), (draw(B, C), draw(V, C), None)],

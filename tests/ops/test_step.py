@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
@@ -18,8 +16,8 @@ F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 class Decoder:
     """Steps of an operator beside the whole history of each hypothesis, for the definition to convolve."""
 
-    def __init__(self, run, width, ratio, rows, dtype, *, dynamic, heads=2, softmax=True, seed=0):
-        self.random = torch.Generator().manual_seed(seed)
+    def __init__(self, run, width, ratio, rows, dtype, *, dynamic, heads=2, softmax=True):
+        self.random = torch.Generator().manual_seed(0)
         self.run, self.width, self.heads, self.dtype = run, width, heads, dtype
         self.dynamic, self.softmax = dynamic, softmax
         self.light = self.draw(heads, width)
@@ -53,36 +51,22 @@ class Decoder:
         self.history = self.history.index_select(1, order)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "width", "ratio"),
-    [
-        *((dtype, width, ratio) for dtype in (F32, F64, BF16, F16) for width, ratio in ((7, 3), (31, 16))),
-        *((F32, 1, 3), (F64, 3, 1), (BF16, 3, 64), (F32, 7, 80), (F16, 31, 1)),
-    ],
-)
-def test_equals_the_full_sequence_with_beams_reordered(cpu, width, ratio, dtype, dynamic):
-    decoder = Decoder(cpu, width, ratio, 5, dtype, dynamic=dynamic, softmax=ratio != 3)
-    for _ in range(2 * width + 4):
-        decoder.step()
-        decoder.reorder(5)
-
-
 @each_run(
     "dtype, dynamic, K, H, R, softmax",
     [
-        (BF16, True, 3, 2, 64, True),
-        (F16, False, 5, 3, 3, True),
-        (F32, True, 31, 2, 16, False),
-        (F64, True, 1, 2, 5, True),
+        *((F32, True, 31, 2, 16, False), (F32, False, 31, 2, 16, True), (F32, True, 7, 2, 80, True)),
+        *((F32, False, 7, 3, 3, False), (F32, True, 9, 2, 20, True), (F32, False, 1, 2, 3, True)),
+        *((F64, True, 1, 2, 5, True), (F64, False, 3, 2, 1, True), (F64, True, 7, 2, 3, False)),
+        *((BF16, True, 3, 2, 64, True), (BF16, False, 31, 2, 16, True), (BF16, True, 7, 2, 3, True)),
+        *((F16, False, 5, 3, 3, True), (F16, True, 31, 2, 1, True)),
     ],
 )
-def test_hypotheses_come_and_go(run, dtype, dynamic, K, H, R, softmax):
+def test_equals_the_full_sequence(run, dtype, dynamic, K, H, R, softmax):
     """Fewer rows when sentences finish; more when hypotheses fork, beyond the rows of the ring too."""
     decoder = Decoder(run, K, R, 4, dtype, dynamic=dynamic, heads=H, softmax=softmax)
-    for i in range(2 * K + 3):
+    for i in range(2 * K + 7):
         decoder.step()
-        decoder.reorder((3, 2, 4, 7, 1, 6)[i % 6])
+        decoder.reorder((3, 2, 2, 4, 7, 1, 6)[i % 7])
 
 
 @pytest.mark.parametrize(("rows", "ratio"), [(0, 3), (2, 0)])
@@ -91,15 +75,6 @@ def test_no_hypotheses_or_no_channels(run, rows, ratio):
     state = torch.empty(5, rows, 2 * ratio), torch.zeros(5, rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     x = torch.empty(1, rows, 2 * ratio)
     assert run.conv_step(x, torch.randn(2, 5), *state, True).shape == x.shape
-
-
-@settings(max_examples=30)
-@given(width=st.integers(1, 9), ratio=st.integers(1, 20), dynamic=st.booleans(), seed=st.integers(0, 1000))
-def test_any_width(cpu, width, ratio, dynamic, seed):
-    decoder = Decoder(cpu, width, ratio, 3, F64, dynamic=dynamic, seed=seed)
-    for rows in (3, 2, 2, 4, 7, 1, 6, 3, 9):
-        decoder.step()
-        decoder.reorder(rows)
 
 
 def test_many_rows_are_cut_among_threads(set_threads):
@@ -160,10 +135,8 @@ def test_refusals():
         ops.conv_step(x[:, :1], weight, state)
     with pytest.raises(ValueError, match=r"at least 16 bits, on one device; got x .*torch.float8_e5m2"):
         ops.conv_step(x.to(torch.float8_e5m2), weight, None, backend="native")
-    with pytest.raises(ValueError, match=r"records no gradients; decode under torch.no_grad\(\)"):
-        ops.conv_step(x, weight.requires_grad_(), None, backend="native")
     with pytest.raises(ValueError, match="records no gradients"):
-        ops.conv_step(x, weight, state)  # begun without
+        ops.conv_step(x, weight.requires_grad_(), state)  # begun without
     with torch.no_grad():
         ops.conv_step(x, weight, state)
     with pytest.raises(RuntimeError, match="index 2 is out of bounds for dimension 1 with size 2"):
@@ -187,12 +160,3 @@ def test_a_state_of_other_inputs(backend):
         _, state = ops.conv_step(x, weight, None, backend=backend)
         with pytest.raises(ValueError, match=message):
             ops.conv_step(newest, kernel, state)
-
-
-def test_gradients_are_the_reference_s():
-    """Left open, the choice falls on a backend that records them."""
-    x, weight = torch.randn(1, 2, 4), torch.randn(2, 3, requires_grad=True)
-    out, state = ops.conv_step(x, weight, None)
-    assert "inputs" in state
-    out.sum().backward()
-    assert weight.grad is not None

@@ -63,7 +63,10 @@ def test_decisions(norms, tolerance, least, scaled):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_adam_is_fairseqs(dtype):
-    """Five steps of the kernel, of the definition and of fairseq's class; the gradient is left at zero."""
+    """Five steps of the kernel, of the definition and of fairseq's class; then one that is skipped.
+
+    The gradient is left at zero.
+    """
     torch.manual_seed(0)
     count = 8 * 37
     theirs = torch.nn.Parameter(torch.randn(count))
@@ -86,15 +89,10 @@ def test_adam_is_fairseqs(dtype):
             state = optimizer.state[theirs]
             assert_close(mean, state["exp_avg"])
             assert_close(square, state["exp_avg_sq"])
-
-
-def test_adam_leaves_all_as_it_is_where_an_update_is_skipped():
-    for run in (update.adam, adam_by_kernel):
-        tensors = [torch.randn(16) for _ in range(3)]
-        before = [each.clone() for each in tensors]
-        param, mean, square = tensors
-        grad, copy = torch.full((16,), torch.nan, dtype=torch.float16), torch.ones(16, dtype=torch.float16)
-        run(param, grad, mean, square, copy, torch.zeros(len(update.OUTCOME), dtype=torch.float64), SETTINGS)
-        assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
-        assert not grad.any()
-        assert copy.eq(1).all()
+    skipped = torch.zeros(len(update.OUTCOME), dtype=torch.float64)
+    for tensors, copy, run in zip(states, copies, (update.adam, adam_by_kernel), strict=True):
+        before, own = [each.clone() for each in tensors], torch.full((count,), torch.nan, dtype=dtype)
+        run(tensors[0], own, *tensors[1:], copy, skipped, SETTINGS)
+        assert not own.any()
+        assert all(map(torch.equal, tensors, before))
+        assert copy is None or torch.equal(copy, before[0].to(dtype))

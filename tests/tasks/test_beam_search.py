@@ -133,6 +133,7 @@ def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options,
     assert isinstance(ours, BeamSearchGenerator)
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")  # a CPU has a kernel of its own
 @pytest.mark.parametrize(
     "options", [{"beam": 1}, {"beam": 5, "unkpen": 1.5, "temperature": 0.6, "min_len": 3}, {"no_repeat_ngram_size": 2}]
 )

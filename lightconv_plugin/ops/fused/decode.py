@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops.backend import takes
-from lightconv_plugin.ops.fused.train import attention, dropout, masked_softmax
+from lightconv_plugin.ops.fused.train import dropout, masked_softmax
 
-MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates``' kernel takes; of beams ``search_step``'s too
+MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates`` takes on a GPU; of beams ``search_step`` too
 NEVER = -1  # the step in which a hypothesis ended that there is not
 
 
@@ -23,9 +23,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
         query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
         keys, values: (sentences, S, C).
         padding: (sentences, S), true at positions that nobody may see; None for none.
-        sentence: (N,) int64, the sentence that each row attends to; or (sentences, rows of each) where all sentences
-            have as many rows, in order. PyTorch then reads a sentence once for all of its rows; it copies the sentence
-            for each row otherwise.
+        sentence: (N,) int64, the sentence that each row attends to.
         heads: a divisor of C.
 
     Returns:
@@ -33,16 +31,8 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
     """
     if takes("attend", query, keys, values):
         padding = None if padding is None else padding.contiguous()
-        return torch.ops.lightconv.attend(query, keys, values, padding, sentence.flatten().contiguous(), heads)
-    if sentence.ndim == 1:
-        return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
-
-    def split(x: Tensor, rows: int) -> Tensor:  # to (sentences, H, rows, R)
-        return x.reshape(len(keys), rows, heads, keys.shape[2] // heads).transpose(1, 2)
-
-    q, k, v = split(query, sentence.shape[1]), split(keys, keys.shape[1]), split(values, keys.shape[1])
-    out, _ = attention(q, k, v, None if padding is None else ~padding[:, None, None, :], 0.0)
-    return out.transpose(1, 2).reshape(query.shape)
+        return torch.ops.lightconv.attend(query, keys, values, padding, sentence.contiguous(), heads)
+    return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
 
 
 def attend_with_weights(
@@ -53,7 +43,6 @@ def attend_with_weights(
     The weights are dropped with probability p, for the output alone.
     """
     _, rows, channels = query.shape
-    sentence = sentence.flatten()
     split = (rows, keys.shape[1], heads, channels // heads)
     own_keys, own_values = keys[sentence].view(split), values[sentence].view(split)
     q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
@@ -62,27 +51,6 @@ def attend_with_weights(
     kept = dropout(weights, p) if p > 0 else weights
     out = torch.einsum("nhs,nshr->nhr", kept.to(query.dtype), own_values)
     return out.reshape(1, rows, channels), weights
-
-
-def reorder_source(source: dict[str, Any], new_order: Tensor, kept: Tensor | None) -> dict[str, Any]:
-    """Reorder what hypotheses know of the source, in a search in which each stays with its sentence.
-
-    Args:
-        source: keys, values, padding and sentence, as for ``attend``.
-        new_order: (N,), the row that each hypothesis continues, as many for each sentence, in order.
-        kept: (sentences,), those of the sentences so far that go on, in order; None for all.
-    """
-    keys, sentence = source["keys"], source["sentence"]
-    if takes("attend", keys):  # which finds keys by a row's sentence: those of others may stay
-        return {**source, "sentence": sentence.flatten().index_select(0, new_order)}
-    if kept is not None:
-        names = ("keys", "values", "padding")
-        source = source | {name: source[name].index_select(0, kept) for name in names if source[name] is not None}
-    elif sentence.ndim == 2 and sentence.numel() == len(new_order):
-        return source
-    sentences = len(source["keys"])
-    numbers = torch.arange(sentences, device=keys.device).unsqueeze(1)
-    return {**source, "sentence": numbers.expand(sentences, len(new_order) // max(sentences, 1))}
 
 
 def decoder_block(
@@ -125,67 +93,6 @@ def decoder_block(
     return torch.ops.lightconv.decoder_block(x, parameters, packed, *state, *attended, *rules)
 
 
-def beam_candidates(
-    logits: Tensor,
-    scores: Tensor | None,
-    *,
-    beams: int,
-    count: int,
-    temperature: float,
-    pad: int,
-    unk: int,
-    unk_penalty: float,
-    banned: int | None,
-    only: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuations of each sentence: score so far plus log-probability of the next token.
-
-    Args:
-        logits: (sentences * beams, V).
-        scores: (sentences * beams,), float32, those so far; None for zeros.
-        beams: hypotheses of a sentence.
-        count: how many continuations; at most beams * V.
-        temperature: divides the logits.
-        pad: a token that is never taken.
-        unk, unk_penalty: a token, and what its log-probability is lowered by.
-        banned: another token that is never taken.
-        only: the one token that may be taken.
-
-    Returns:
-        scores, tokens and beams, each (sentences, count), the best first. A probability that is not a number counts
-        as 0; where fewer continuations are possible, the rest have the score -inf.
-    """
-    logits = logits.float()
-    if takes("beam_candidates", logits, scores):
-        tokens = (-1 if token is None else token for token in (banned, only))
-        return torch.ops.lightconv.beam_candidates(
-            logits, scores, beams, count, temperature, pad, unk, unk_penalty, *tokens
-        )
-    values = _log_probabilities(logits, temperature, unk, unk_penalty)
-    # by slices: a number becomes a tensor on the CPU first, and a GPU waits for its copy
-    values[:, pad].fill_(-math.inf)
-    if banned is not None:
-        values[:, banned].fill_(-math.inf)
-    if only is not None:
-        values[:, :only].fill_(-math.inf)
-        values[:, only + 1 :].fill_(-math.inf)
-    return _best(values if scores is None else values + scores.unsqueeze(1), beams, count)
-
-
-def _log_probabilities(logits: Tensor, temperature: float, unk: int, unk_penalty: float) -> Tensor:
-    values = torch.log_softmax(logits / temperature, dim=-1)
-    values = values.masked_fill(values.isnan(), -math.inf)
-    values[:, unk] -= unk_penalty
-    return values
-
-
-def _best(values: Tensor, beams: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The scores, tokens and beams of the ``count`` best of a sentence's rows, of which it has ``beams``."""
-    vocab_size = values.shape[1]
-    best, index = values.view(-1, beams * vocab_size).topk(count)
-    return best, index % vocab_size, index // vocab_size
-
-
 def step_candidates(
     logits: Tensor,
     scores: Tensor,
@@ -199,22 +106,38 @@ def step_candidates(
     unk: int,
     unk_penalty: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``beam_candidates`` of a step whose number is a tensor, as a graph of all steps needs it.
+    """The best continuations of each sentence: score so far plus log-probability of the next token.
 
     Args:
+        logits: (sentences * beams, V).
+        scores: (sentences * beams,), float32, those so far.
         limits: (3,) int64: the step, counted from 0; before which step no hypothesis may end; from which step on it
-            must.
+            must. A tensor, so that a graph serves all steps.
+        beams: hypotheses of a sentence.
+        count: how many continuations; at most beams * V.
+        temperature: divides the logits.
+        pad: a token that is never taken.
         eos: the end.
+        unk, unk_penalty: a token, and what its log-probability is lowered by.
+
+    Returns:
+        scores, tokens and beams, each (sentences, count), the best first. A probability that is not a number counts
+        as 0; where fewer continuations are possible, the rest have the score -inf.
     """
-    rules = (temperature, pad, eos, unk, unk_penalty)
-    if count <= min(logits.shape[1], MOST_CANDIDATES) and beams <= MOST_BEAMS and takes("step_candidates", logits):
+    vocab_size, rules = logits.shape[1], (temperature, pad, eos, unk, unk_penalty)
+    logits = logits.float() if logits.is_cpu else logits
+    few = logits.is_cpu or (count <= min(vocab_size, MOST_CANDIDATES) and beams <= MOST_BEAMS)
+    if few and takes("step_candidates", logits):
         return torch.ops.lightconv.step_candidates(logits, scores, limits, beams, count, *rules)
     step, min_len, max_len = limits.unbind()
-    tokens = torch.arange(logits.shape[1], device=logits.device)
+    tokens = torch.arange(vocab_size, device=logits.device)
     is_end = tokens == eos
     banned = (tokens == pad) | (is_end & (step < min_len)) | (~is_end & (step >= max_len))
-    values = _log_probabilities(logits.float(), temperature, unk, unk_penalty)
-    return _best(values.masked_fill(banned, -math.inf) + scores.unsqueeze(1), beams, count)
+    values = torch.log_softmax(logits.float() / temperature, dim=-1)
+    values[:, unk] -= unk_penalty
+    values = values.masked_fill(values.isnan() | banned, -math.inf) + scores.unsqueeze(1)
+    best, index = values.view(-1, beams * vocab_size).topk(count)
+    return best, index % vocab_size, index // vocab_size
 
 
 class Beams(NamedTuple):

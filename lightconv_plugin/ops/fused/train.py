@@ -2,13 +2,8 @@
 
 Each call with dropout or DropConnect draws a seed of its own from torch's generator, on the device of its input, so
 that nothing waits and a captured CUDA graph draws anew at every replay. One draw for a whole update would save at most
-4 microseconds a call, but no form of it keeps all results right:
-
-* Seeds drawn at once and handed to the layers: ``torch.utils.checkpoint`` restores the generator before it computes a
-  layer again, and nothing else. Where another batch went forward in between, the layer would use that batch's seed, and
-  its gradient would be that of another mask. A layer that a model calls twice would drop the same numbers twice.
-* Seeds counted up from the generator's seed and offset, which are read on the CPU: PyTorch forbids that while a graph
-  is captured, and ``torch.compile`` cannot trace it.
+4 microseconds a call, and be wrong: ``torch.utils.checkpoint`` restores the generator alone before it computes a layer
+again, so the layer would use the seed of whichever batch went forward last.
 """
 
 import math

@@ -61,13 +61,14 @@ inline void check_loss(const Tensor& logits, const Tensor& target) {
                   "smoothed_nll: expected logits (N, V) and target (N,), int64");
 }
 
-// What the gradient of the loss comes from: one number of the loss's type, and log_sums (N,).
-inline void check_loss_gradient(const Tensor& grad, const Tensor& logits, const Tensor& log_sums) {
-  const ScalarType type = logits.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-  STD_TORCH_CHECK(grad.numel() == 1 && grad.scalar_type() == type,
-                  "smoothed_nll_backward: expected one number for a gradient, float64 for logits of float64, else float32");
-  STD_TORCH_CHECK(log_sums.dim() == 1 && log_sums.size(0) == logits.size(0) && log_sums.scalar_type() == ScalarType::Double,
-                  "smoothed_nll_backward: expected log_sums (N,), float64");
+// Logits (N, V) of the continuations of N / beams sentences, scores (N,), and limits (3,).
+inline void check_candidates(const Tensor& logits, const Tensor& scores, const Tensor& limits, int64_t beams) {
+  STD_TORCH_CHECK(logits.dim() == 2 && beams > 0 && logits.size(0) % beams == 0,
+                  "step_candidates: expected logits (sentences * beams, V)");
+  STD_TORCH_CHECK(scores.numel() == logits.size(0) && scores.scalar_type() == ScalarType::Float,
+                  "step_candidates: expected scores (sentences * beams,), float32");
+  STD_TORCH_CHECK(limits.numel() == 3 && limits.scalar_type() == ScalarType::Long && limits.is_contiguous(),
+                  "step_candidates: expected limits (3,), int64");
 }
 
 // What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).

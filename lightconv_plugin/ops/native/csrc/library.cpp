@@ -32,8 +32,6 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "adam_step(Tensor(a!) param, Tensor(b!) grad, Tensor(c!) exp_avg, Tensor(d!) exp_avg_sq, Tensor(e!)? weight, "
            "Tensor outcome, float beta1, float beta2, float eps) -> ()",
            "attend(Tensor query, Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads) -> Tensor",
-           "beam_candidates(Tensor logits, Tensor? scores, int beams, int count, float temperature, int pad, int unk, "
-           "float unk_penalty, int banned, int only) -> (Tensor, Tensor, Tensor)",
            "step_candidates(Tensor logits, Tensor scores, Tensor limits, int beams, int count, float temperature, int pad, "
            "int eos, int unk, float unk_penalty) -> (Tensor, Tensor, Tensor)",
            // as ops.Beams describes them

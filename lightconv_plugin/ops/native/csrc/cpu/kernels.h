@@ -7,7 +7,7 @@
 
 namespace lightconv {
 
-enum class Scalar { f32, f64, bf16, f16 };
+enum class Scalar { f32, f64, bf16 };
 
 // One convolution: x (T, B, C) and logits (H, K) or, dynamic, (T, B, H, K), whose rows of C and H * K numbers lie one
 // behind another: position t of sentence b is row t * step + b * sentence of x, of the gradients and of dynamic logits.
@@ -110,7 +110,7 @@ struct Attention {
 struct Search {
   int64_t N, V, count;
   const float* logits;  // (N, V)
-  const float* scores;  // (N), or null: 0
+  const float* scores;  // (N)
   float temperature, unk_penalty;
   int64_t pad, unk, banned, only;  // pad and banned are never taken; only, unless -1, is all that may be
   float* values;                   // (N, count), the largest first, -inf where there is none
@@ -146,8 +146,6 @@ struct Kernels {
   void (*linear)(const Linear&, int64_t begin, int64_t end);  // columns of y
   // of few rows, between the products of a block
   void (*gate)(const float* x, int64_t rows, int64_t C, float* y);  // (rows, 2C) to (rows, C)
-  void (*relu)(float* x, int64_t count);
-  void (*add)(const float* x, int64_t count, float* sum);
   void (*normalize)(const LayerNorm&, const float* x, int64_t rows, int64_t C, float* y);
 };
 

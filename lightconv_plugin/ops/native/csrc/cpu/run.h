@@ -14,8 +14,7 @@ inline Scalar scalar_of(const Tensor& x) {
     case ScalarType::Float: return Scalar::f32;
     case ScalarType::Double: return Scalar::f64;
     case ScalarType::BFloat16: return Scalar::bf16;
-    case ScalarType::Half: return Scalar::f16;
-    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64, bfloat16 or float16");
+    default: STD_TORCH_CHECK(false, "lightconv: expected float32, float64 or bfloat16");
   }
 }
 

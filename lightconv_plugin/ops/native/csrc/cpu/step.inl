@@ -41,20 +41,15 @@ void add(const T* const* source, const A* weights, int64_t K, int64_t C, int64_t
   }
 }
 
-// Several taps at once, so that the sum is seldom read and written; few enough streams for the prefetcher. Each number of
-// float16 is read by so many instructions that eight taps of them would take as long to compile as all else.
-template <class T>
-constexpr int kTaps = std::is_same_v<T, F16> ? 2 : 8;
+constexpr int kTaps = 8;  // at once, so that the sum is seldom read and written; few enough streams for the prefetcher
 
 template <class T, class A>
 void add(const Step& s, int64_t taps, bool first, const T* const* source, const A* weights, int64_t tap, A* sum) {
   by_number<8, 7, 6, 5, 4, 3, 2, 1>(taps, [&]<int Taps>() {
-    if constexpr (Taps <= kTaps<T>) {
-      if (by_head(s) && first) add<Taps, true, true>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
-      if (by_head(s) && !first) add<Taps, true, false>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
-      if (!by_head(s) && first) add<Taps, false, true>(source, weights + tap * s.C, 0, s.C, s.C, sum);
-      if (!by_head(s) && !first) add<Taps, false, false>(source, weights + tap * s.C, 0, s.C, s.C, sum);
-    }
+    if (by_head(s) && first) add<Taps, true, true>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
+    if (by_head(s) && !first) add<Taps, true, false>(source, weights + tap, s.K, s.C, s.C / s.H, sum);
+    if (!by_head(s) && first) add<Taps, false, true>(source, weights + tap * s.C, 0, s.C, s.C, sum);
+    if (!by_head(s) && !first) add<Taps, false, false>(source, weights + tap * s.C, 0, s.C, s.C, sum);
   });
 }
 
@@ -69,7 +64,7 @@ void step_rows(const Step& s, void* scratch, int64_t begin, int64_t end) {
   T* ring = static_cast<T*>(s.ring);
   T* out = static_cast<T*>(s.out);
   const int64_t oldest = s.K - s.inputs;  // its tap
-  const T* source[kTaps<T>];
+  const T* source[kTaps];
 
   for (int64_t block = begin; block < end; block += rows) {
     const int64_t block_end = block + rows < end ? block + rows : end;
@@ -80,8 +75,8 @@ void step_rows(const Step& s, void* scratch, int64_t begin, int64_t end) {
     }
     if (!s.dynamic && block == begin) normalize(static_cast<const T*>(s.weight), s, kernels);
     if (!by_head(s) && (s.dynamic || block == begin)) by_channel(kernels, s, weights);
-    int64_t taps = s.inputs % kTaps<T> == 0 ? kTaps<T> : s.inputs % kTaps<T>;
-    for (int64_t i = 0; i < s.inputs; i += taps, taps = kTaps<T>) {
+    int64_t taps = s.inputs % kTaps == 0 ? kTaps : s.inputs % kTaps;
+    for (int64_t i = 0; i < s.inputs; i += taps, taps = kTaps) {
       for (int64_t n = block; n < block_end; ++n) {
         for (int64_t t = 0; t < taps; ++t) {  // the oldest first
           const int64_t slot = (s.slot + s.K - (s.inputs - 1 - i - t)) % s.K;

@@ -96,19 +96,12 @@ inline Vec<A> load_as(const S* from) {
     Halves halves;
     __builtin_memcpy(&halves, from, sizeof halves);
     const Words words = __builtin_convertvector(halves, Words);
-    if constexpr (std::is_same_v<S, F16>) return float_of_half<Vec<A>>(words);
     return __builtin_bit_cast(Vec<A>, words << 16);
   }
 }
 
 template <class To, class From>
-[[gnu::noinline]] void convert_each(To* __restrict to, const From* __restrict from, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) store(to[i], load(from[i]));
-}
-
-template <class To, class From>
 inline void convert(To* __restrict to, const From* __restrict from, int64_t count) {
-  if constexpr (std::is_same_v<To, F16> || std::is_same_v<From, F16>) return convert_each(to, from, count);
   if constexpr (std::is_same_v<To, From> && sizeof(To) > 2) {
     constexpr int64_t n = kLanes<To>;
     if (count >= n) {

@@ -52,8 +52,6 @@ const Kernels LIGHTCONV_TABLE = {
     .best = &best_rows,
     .linear = &linear_columns,
     .gate = &gate_rows,
-    .relu = &relu,
-    .add = &add_rows,
     .normalize = &normalize_rows,
 };
 

@@ -50,35 +50,28 @@ Tensor attend(const Tensor& query_any, const Tensor& keys, const Tensor& values,
   return out;
 }
 
-std::tuple<Tensor, Tensor, Tensor> beam_candidates(const Tensor& logits_any, std::optional<Tensor> scores_any,
-                                                   int64_t beams, int64_t count, double temperature, int64_t pad,
-                                                   int64_t unk, double unk_penalty, int64_t banned, int64_t only) {
-  const Tensor logits = as_contiguous(logits_any);
-  STD_TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == ScalarType::Float,
-                  "beam_candidates: expected logits (N, V), float32");
+std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, const Tensor& scores_any,
+                                                   const Tensor& limits, int64_t beams, int64_t count, double temperature,
+                                                   int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
+  const Tensor logits = as_contiguous(logits_any), scores = as_contiguous(scores_any);
+  check_candidates(logits, scores, limits, beams);
   Search search{};
   search.N = logits.size(0), search.V = logits.size(1);
-  STD_TORCH_CHECK(beams > 0 && search.N % beams == 0 && count > 0, "beam_candidates: the beams do not divide the rows");
-  for (int64_t token : {pad, unk, std::max<int64_t>(banned, 0), std::max<int64_t>(only, 0)})
-    STD_TORCH_CHECK(token >= 0 && token < search.V, "beam_candidates: a special token is outside the vocabulary");
+  for (int64_t token : {pad, eos, unk})
+    STD_TORCH_CHECK(token >= 0 && token < search.V, "step_candidates: a special token is outside the vocabulary");
   search.count = std::min(count, search.V);
-  search.logits = static_cast<const float*>(logits.const_data_ptr());
-  std::optional<Tensor> scores;
-  if (scores_any.has_value()) {
-    scores = as_contiguous(*scores_any);
-    STD_TORCH_CHECK(scores->numel() == search.N && scores->scalar_type() == ScalarType::Float,
-                    "beam_candidates: expected scores (N,), float32");
-    search.scores = static_cast<const float*>(scores->const_data_ptr());
-  }
+  search.logits = float32(logits), search.scores = float32(scores);
   search.temperature = static_cast<float>(temperature), search.unk_penalty = static_cast<float>(unk_penalty);
-  search.pad = pad, search.unk = unk, search.banned = banned, search.only = only;
+  const auto* limit = static_cast<const int64_t*>(limits.const_data_ptr());
+  search.pad = pad, search.unk = unk;
+  search.banned = limit[0] < limit[1] ? eos : -1, search.only = limit[0] >= limit[2] ? eos : -1;
   std::vector<float> row_values(search.N * search.count);
   std::vector<int32_t> row_tokens(search.N * search.count);
   search.values = row_values.data(), search.tokens = row_tokens.data();
   run(search);
 
   const int64_t sentences = search.N / beams, pool = beams * search.count;
-  STD_TORCH_CHECK(count <= pool, "beam_candidates: more candidates are asked for than there are");
+  STD_TORCH_CHECK(count > 0 && count <= pool, "step_candidates: more candidates are asked for than there are");
   Tensor values = torch::stable::new_empty(logits, {sentences, count});
   Tensor tokens = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
   Tensor from = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
@@ -109,16 +102,13 @@ class Parameters {
 
   const Tensor& next() {
     STD_TORCH_CHECK(used_ < all_.size(), "decoder_block: there are too few parameters");
-    const Tensor& found = all_[used_++];
-    STD_TORCH_CHECK(found.scalar_type() == ScalarType::Float && found.is_contiguous(),
-                    "decoder_block: expected contiguous parameters in float32");
-    return found;
+    return all_[used_++];
   }
 
   const float* vector(int64_t size) {
     const Tensor& found = next();
     STD_TORCH_CHECK(found.dim() == 1 && found.size(0) == size, "decoder_block: a bias or norm has another size");
-    return static_cast<const float*>(found.const_data_ptr());
+    return float32(found);
   }
 
   Linear linear(int64_t in, bool bias = true) {
@@ -126,7 +116,7 @@ class Parameters {
     STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == in, "decoder_block: a weight is not (out, in)");
     Linear found{};
     found.in = in, found.out = weight.size(0);
-    found.weight = static_cast<const float*>(weight.const_data_ptr());
+    found.weight = float32(weight);
     if (!packed_.empty()) {
       STD_TORCH_CHECK(maps_ < packed_.size(), "decoder_block: there are too few packed weights");
       found.packed = packed_weight(packed_[maps_++], found.out, in);
@@ -164,8 +154,8 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
                      Tensor ancestors, Tensor position, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
                      const Tensor& sentence, int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
   const Tensor x = as_contiguous(x_any);
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.scalar_type() == ScalarType::Float,
-                  "decoder_block: expected x (1, N, C), float32");
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1, "decoder_block: expected x (1, N, C)");
+  const float* given = float32(x);
   STD_TORCH_CHECK(ring.dim() == 3, "decoder_block: expected ring (K, M, C)");
   const int64_t N = x.size(1), C = x.size(2), K = ring.size(0);
   Parameters next(parameters, packed);
@@ -184,7 +174,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
     const Tensor& weight = next.next();
     STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == K, "decoder_block: expected a kernel (H, K)");
     step.H = weight.size(0);
-    step.weight = weight.const_data_ptr();
+    step.weight = float32(weight);
   }
   STD_TORCH_CHECK(step.H > 0 && inner % step.H == 0, "decoder_block: the heads do not divide the channels");
   const Linear out = next.linear(inner);
@@ -207,7 +197,6 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
   float *input = scratch.data(), *a = input + N * most, *b = a + N * most;
   Tensor result = torch::stable::new_empty(x, x.sizes());
   float* sum = static_cast<float*>(result.mutable_data_ptr());
-  const float* given = static_cast<const float*>(x.const_data_ptr());
   std::copy(given, given + N * C, sum);
   const Kernels& chosen = kernels();
   const auto begin = [&](const LayerNorm& norm) -> const float* {  // what a part reads
@@ -217,7 +206,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
   };
   const auto end = [&](const LayerNorm& norm, const float* y) {
     on_rows(N, C, [&](int64_t n, int64_t rows) {
-      chosen.add(y + n * C, rows * C, sum + n * C);
+      for (int64_t i = n * C; i < (n + rows) * C; ++i) sum[i] += y[i];
       if (!norm_first) chosen.normalize(norm, sum + n * C, rows, C, sum + n * C);
     });
   };
@@ -245,7 +234,9 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
   end(attended, a);
 
   map(wide, N, begin(last), a);
-  on_rows(N, wide.out, [&](int64_t n, int64_t rows) { chosen.relu(a + n * wide.out, rows * wide.out); });
+  on_rows(N, wide.out, [&](int64_t n, int64_t rows) {
+    for (int64_t i = n * wide.out; i < (n + rows) * wide.out; ++i) a[i] = std::max(a[i], 0.0f);  // NaN stays
+  });
   map(narrow, N, a, b);
   end(last, b);
   return result;
@@ -255,7 +246,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
 
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("attend", TORCH_BOX(&attend));
-  m.impl("beam_candidates", TORCH_BOX(&beam_candidates));
+  m.impl("step_candidates", TORCH_BOX(&step_candidates));
   m.impl("decoder_block", TORCH_BOX(&decoder_block));
 }
 

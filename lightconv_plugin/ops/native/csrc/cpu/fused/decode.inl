@@ -66,7 +66,7 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
       sum += total(copy, size);
     }
     const auto allowed = [&](int64_t token) { return token != s.pad && token != s.banned; };
-    const float log_sum = std::log(sum), before = s.scores == nullptr ? 0 : s.scores[n];
+    const float log_sum = std::log(sum), before = s.scores[n];
     for (int64_t i = 0; i < s.count; ++i) values[i] = -INFINITY, tokens[i] = static_cast<int32_t>(i);
     if (sum != sum || top == -INFINITY) continue;  // not a number: no continuation is likely
     if (s.only >= 0) {
@@ -136,7 +136,7 @@ void linear_columns(const Linear& l, int64_t begin, int64_t end) {
   for (; column < end; ++column) linear_rows<1>(l, column);
 }
 
-// ---- Between the products of a decoder's block: gate, ReLU, residual sum and layer norm, of a few rows ----
+// ---- Between the products of a decoder's block: gate and layer norm, of a few rows ----
 
 // Rows (a, b) of 2C numbers give a * sigmoid(b).
 void gate_rows(const float* x, int64_t rows, int64_t C, float* __restrict__ y) {
@@ -147,14 +147,6 @@ void gate_rows(const float* x, int64_t rows, int64_t C, float* __restrict__ y) {
       y[c] = x[c] * ((b < 0 ? small : 1.0f) / (1.0f + small));
     }
   }
-}
-
-void relu(float* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) x[i] = x[i] < 0 ? 0.0f : x[i];  // NaN stays
-}
-
-void add_rows(const float* x, int64_t count, float* __restrict__ sum) {
-  for (int64_t i = 0; i < count; ++i) sum[i] += x[i];
 }
 
 // y = (x - mean) / sqrt(variance + eps) * scale + shift, row by row; y may be x.

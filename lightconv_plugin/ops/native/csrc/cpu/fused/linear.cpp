@@ -46,11 +46,6 @@ int64_t cpu_bf16_units(int64_t most) {
   return static_cast<int64_t>(bf16_units());
 }
 
-const float* float32(const Tensor& x) {
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && x.is_contiguous(), "bf16: expected contiguous float32");
-  return static_cast<const float*>(x.const_data_ptr());
-}
-
 Tensor empty(const Tensor& like, std::vector<int64_t> sizes, ScalarType type = ScalarType::Float) {
   return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), type);
 }
@@ -189,26 +184,25 @@ std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, 
 
 Tensor few_rows_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tensor> bias) {
   const Tensor x = as_contiguous(x_any);
-  STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1) && weight.is_contiguous(),
-                  "few_rows_linear: expected x (..., in) and weight (out, in), contiguous");
-  STD_TORCH_CHECK(!bias.has_value() || (bias->numel() == weight.size(0) && bias->is_contiguous()),
-                  "few_rows_linear: expected bias (out,)");
-  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && weight.scalar_type() == ScalarType::Float &&
-                      (!bias.has_value() || bias->scalar_type() == ScalarType::Float),
-                  "few_rows_linear: expected float32");
+  STD_TORCH_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
+                      (!bias.has_value() || bias->numel() == weight.size(0)),
+                  "few_rows_linear: expected x (..., in), weight (out, in) and bias (out,)");
   Tensor out = empty_mapped(x, weight.size(0));
   Linear linear{};
   linear.in = weight.size(1), linear.out = weight.size(0);
   linear.rows = linear.in == 0 ? 0 : x.numel() / linear.in;
-  linear.x = static_cast<const float*>(x.const_data_ptr());
-  linear.weight = static_cast<const float*>(weight.const_data_ptr());
-  linear.bias = bias.has_value() ? static_cast<const float*>(bias->const_data_ptr()) : nullptr;
-  linear.y = numbers(out);
+  linear.x = float32(x), linear.weight = float32(weight), linear.y = numbers(out);
+  if (bias.has_value()) linear.bias = float32(*bias);
   run(linear);
   return out;
 }
 
 }  // namespace
+
+const float* float32(const Tensor& x) {
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && x.is_contiguous(), "lightconv: expected contiguous float32");
+  return static_cast<const float*>(x.const_data_ptr());
+}
 
 const uint16_t* packed_weight(const Tensor& packed, int64_t out, int64_t in) {
   STD_TORCH_CHECK(packed.scalar_type() == ScalarType::BFloat16 && packed.is_contiguous() &&

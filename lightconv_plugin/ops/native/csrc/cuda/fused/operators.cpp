@@ -50,12 +50,7 @@ Tensor gate(const Tensor& x_any, std::optional<Tensor> mask, const Tensor* grad)
     mask = torch::stable::contiguous(*mask);
     args.mask = static_cast<const bool*>(mask->const_data_ptr());
   }
-  if (grad != nullptr) {
-    STD_TORCH_CHECK(grad->numel() * 2 == x.numel() && grad->scalar_type() == x.scalar_type(),
-                    "glu_mask: the gradient has another shape or type than the output");
-    check_same(x, *grad, "the gradient");
-    args.grad = grad->const_data_ptr();
-  }
+  if (grad != nullptr) args.grad = grad->const_data_ptr();
   Tensor out = torch::stable::new_empty(x, {args.T, args.B, grad != nullptr ? 2 * args.C : args.C});
   args.out = out.mutable_data_ptr();
   if (out.numel() == 0) return out;
@@ -122,9 +117,6 @@ Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const
   const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
   const Tensor log_sums = torch::stable::contiguous(log_sums_any);
   LossArgs args = describe(logits, target, ignore);
-  check_loss_gradient(grad, logits, log_sums);
-  check_same(logits, grad, "the gradient");
-  check_same(logits, log_sums, "log_sums");
   Tensor out = torch::stable::new_empty(logits, logits.sizes());
   args.grad = grad.const_data_ptr();
   args.log_sums = const_cast<double*>(static_cast<const double*>(log_sums.const_data_ptr()));
@@ -144,7 +136,7 @@ const long long NORM_BLOCKS = 264;  // of the backward pass: two for each multip
 // The tensor, contiguous, if it has `size` numbers of x's type on x's device.
 Tensor fitting(const Tensor& x, const Tensor& other, int64_t size, const char* name) {
   STD_TORCH_CHECK(other.numel() == size && other.scalar_type() == x.scalar_type(),
-                  "residual_norm: expected x, y, z and gradients (..., C), weight and bias (C,), of one type; not so: ", name);
+                  "residual_norm: expected x and y (..., C), weight and bias (C,), of one type; not so: ", name);
   check_same(x, other, name);
   return torch::stable::contiguous(other);
 }
@@ -196,15 +188,10 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
                                                           const Tensor& weight_any, const Tensor& stats_any, double p,
                                                           std::optional<Tensor> seed) {
   const Tensor z = torch::stable::contiguous(z_any), stats = torch::stable::contiguous(stats_any);
-  const Tensor grad = fitting(z, grad_any, z.numel(), "the gradient");
+  const Tensor grad = torch::stable::contiguous(grad_any), weight = torch::stable::contiguous(weight_any);
   NormGradArgs args{};
   args.C = channels_of(z), args.N = z.numel() / args.C, args.dropout = dropout_of(z, p, seed);
-  const Tensor weight = fitting(z, weight_any, args.C, "weight");
   const Type type = type_of(z);
-  STD_TORCH_CHECK(stats.numel() == 2 * args.N &&
-                      stats.scalar_type() == (type == Type::f64 ? ScalarType::Double : ScalarType::Float),
-                  "residual_norm_backward: expected stats as residual_norm gives them");
-  check_same(z, stats, "stats");
   Tensor grad_x = torch::stable::new_empty(z, z.sizes()), grad_affine = torch::stable::new_empty(z, {2, args.C});
   Tensor grad_y = p > 0.0 ? torch::stable::new_empty(z, z.sizes()) : torch::stable::new_empty(z, {0});
   args.grad = grad.const_data_ptr(), args.z = z.const_data_ptr();
@@ -256,12 +243,7 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
                                                    const Tensor& limits, int64_t beams, int64_t count, double temperature,
                                                    int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
   const Tensor logits = torch::stable::contiguous(logits_any), scores = torch::stable::contiguous(scores_any);
-  STD_TORCH_CHECK(logits.dim() == 2 && beams > 0 && logits.size(0) % beams == 0,
-                  "step_candidates: expected logits (sentences * beams, V)");
-  STD_TORCH_CHECK(scores.numel() == logits.size(0) && scores.scalar_type() == ScalarType::Float,
-                  "step_candidates: expected scores (sentences * beams,), float32");
-  STD_TORCH_CHECK(limits.numel() == 3 && limits.scalar_type() == ScalarType::Long && limits.is_contiguous(),
-                  "step_candidates: expected limits (3,), int64");
+  check_candidates(logits, scores, limits, beams);
   check_same(logits, scores, "scores");
   check_same(logits, limits, "limits");
   CandidateArgs args{};
