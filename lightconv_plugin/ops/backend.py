@@ -48,6 +48,7 @@ class Operator(NamedTuple):
     Attributes:
         gradient: the operator that computes its gradient; None: it records none.
         types: of its first tensor.
+        doubles: float64 on a GPU too.
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
         widest: numbers in a row of its other tensors, at most, on a GPU.
@@ -58,6 +59,7 @@ class Operator(NamedTuple):
 
     gradient: str | None = None
     types: tuple[torch.dtype, ...] = TYPES
+    doubles: bool = True
     casts: bool = False
     contiguous: bool = False
     widest: int | None = None
@@ -65,8 +67,8 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    "light_conv": Operator("conv_backward", casts=True),
-    "dynamic_conv": Operator("conv_backward", casts=True),
+    "light_conv": Operator("conv_backward", doubles=False, casts=True, widest=4096),
+    "dynamic_conv": Operator("conv_backward", doubles=False, casts=True, widest=4096),
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout"),
     "smoothed_nll": Operator("smoothed_nll_backward"),
@@ -201,7 +203,8 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> st
         return f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}"
     if not has_kernel(operator, device):
         return NO_KERNEL
-    types = OPERATORS[operator].types
+    about = OPERATORS[operator]
+    types = [each for each in about.types if about.doubles or (device, each) != ("cuda", torch.float64)]
     if dtype not in types:
-        return f"it takes {', '.join(map(str, types))}; got {dtype}"
+        return f"on this device it takes {', '.join(map(str, types))}; got {dtype}"
     return library.cuda_unusable() if device == "cuda" else None

@@ -173,8 +173,6 @@ CASES: dict[str, Case] = {
     "conv-f32-dynamic-drop": conv(F32, True, 32, 10, 16, (33, 64), H=3, p=0.5),
     "conv-f32-dynamic-no-softmax": conv(F32, True, 7, 3, 3, (31, 32, 1), H=4, softmax=False),
     "conv-f32-light": conv(F32, False, 31, 30, 80, (33, 64)),
-    "general-dynamic-drop": conv(F64, True, 7, 3, 3, (9, 1), p=0.2),
-    "general-light-drop": conv(F64, False, 7, 6, 16, (9, 1), p=0.2),
     "conv-f32-light-bands": conv(F32, False, 65, 64, 3, (9, 1)),
     "conv-f32-dynamic-bands-drop": conv(F32, True, 70, 10, 16, (33,), p=0.2),
     "glu-bf16-mask": glu(BF16, 64, True),

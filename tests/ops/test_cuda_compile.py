@@ -58,8 +58,6 @@ def attributes(cubin: bytes) -> dict[int, int]:
 TABLE: dict[str, tuple[Case, tuple[int, int]]] = {
     "the main kernels": (conv(BF16, True, 31, 30, 64, (33,), H=16), (3, 4)),
     "light, DropConnect": (conv(BF16, False, 31, 30, 64, (33,), p=0.1), (4, 5)),
-    "light, float64": (conv(F64, False, 31, 30, 64, (3,), p=0.1), (5, 5)),
-    "dynamic, float64": (conv(F64, True, 31, 30, 64, (3,), p=0.1), (4, 4)),
     "dynamic, float32": (conv(F32, True, 31, 30, 64, (33,), p=0.1), (3, 3)),
     "dynamic, float16": (conv(F16, True, 63, 62, 64, (33,)), (3, 4)),
     "dynamic, narrow": (conv(BF16, True, 3, 2, 64, (33,), p=0.1), (3, 4)),

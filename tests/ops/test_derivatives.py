@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # it keeps torch's functions as they are when it is imported, so before one is replaced
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.func import functional_call, functionalize, grad, hessian, jvp, vjp, vmap
+from torch.func import functional_call, functionalize, grad, hessian, jvp, vmap
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
@@ -113,25 +113,6 @@ def test_transforms(kind, transform):
     got, expected = (TRANSFORMS[transform](parameters, module) for module in (ours, definition))
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
     assert all(leaf.abs().max() > 1e-3 for leaf in torch.utils._pytree.tree_leaves(got))
-
-
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
-@pytest.mark.parametrize("randomness", ["same", "different", "error"])
-def test_masks_under_vmap(kind, randomness):
-    """One mask for all examples of a batch, or one each, in the gradients too, as vmap is asked for."""
-    ours = kind(C, K, heads=H, causal=True, dropconnect=0.5).double()
-
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        out, pull, *_ = vjp(lambda x: ops.dropout(ours(x), 0.25), x)
-        return out, pull(torch.ones_like(out))[0]
-
-    call, same = vmap(both, randomness=randomness), X.expand(3, *X.shape)
-    if randomness == "error":
-        with pytest.raises(RuntimeError, match="called random operation while in randomness error mode"):
-            call(same)
-        return
-    for results in call(same):
-        assert torch.equal(results[0], results[1]) == (randomness == "same")
 
 
 def test_a_backend_by_name_is_not_replaced():

@@ -149,21 +149,6 @@ def test_a_wider_bias_leaves_the_type_of_x():
     assert ops.light_conv(x, torch.zeros(2, 3), padding_l=1, bias=torch.ones(4)).dtype == torch.bfloat16
 
 
-@operators
-@pytest.mark.parametrize("options", [{"cu_seqlens": torch.tensor([0, 2, 5])}, {"batch_first": True}])
-def test_vmap_over_states(name, options):
-    """Each example has its own state; packed sentences share their offsets."""
-    places = (5,) if "cu_seqlens" in options else (2, 5)
-    x, states = draw(*places, 4).detach(), draw(3, 2, 2, 4).detach()
-    weight = kernels(name, 3, *places).detach()
-
-    def call(state: Tensor) -> tuple[Tensor, Tensor]:
-        return getattr(ops, name)(x, weight, padding_l=2, initial_state=state, return_state=True, **options)
-
-    for got, expected in zip(torch.vmap(call)(states), zip(*map(call, states), strict=True), strict=True):
-        assert_close(got, torch.stack(expected))
-
-
 @pytest.mark.parametrize(("name", "begins"), [("light_conv", True), ("dynamic_conv", False)])
 def test_compiled_in_one_graph(name, begins):
     x, weight, state = draw(9, 4), kernels(name, 3, 9), draw(2, 2, 4) if begins else None
