@@ -1,8 +1,7 @@
 """LightConv and DynamicConv over whole sequences, for users: arguments are checked once, here."""
 
 from functools import partial
-from operator import index
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -32,21 +31,10 @@ class ConvOptions(SequenceOptions, total=False):
     normalization: str
     dropconnect: float
     backend: str
+    return_state: bool
 
 
-@overload
-def light_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[ConvOptions]
-) -> Tensor: ...
-@overload
-def light_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[ConvOptions]
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def light_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
-) -> Tensor | tuple[Tensor, Tensor]: ...
-def light_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+def light_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Unpack[ConvOptions]) -> Any:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
 
     See ``reference.light_conv`` for the definition.
@@ -71,31 +59,15 @@ def light_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Any) -> 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
             convolution that looks ahead, or an unknown normalisation, activation or backend.
-        TypeError: what should be a tensor is none.
     """
     return _convolve("light_conv", x, weight, padding_l, **options)
 
 
-@overload
-def dynamic_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[False] = False, **options: Unpack[ConvOptions]
-) -> Tensor: ...
-@overload
-def dynamic_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: Literal[True], **options: Unpack[ConvOptions]
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def dynamic_conv(
-    x: Tensor, weight: Tensor, *, padding_l: int, return_state: bool, **options: Unpack[ConvOptions]
-) -> Tensor | tuple[Tensor, Tensor]: ...
-def dynamic_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+def dynamic_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Unpack[ConvOptions]) -> Any:
     """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
 
     See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
-    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
-
-    Raises:
-        ValueError, TypeError: as ``light_conv``.
+    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``. Errors are those of ``light_conv``.
     """
     return _convolve("dynamic_conv", x, weight, padding_l, **options)
 
@@ -119,19 +91,10 @@ def _convolve(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run the backend on one sequence (T, B, C)."""
     dims = "total" if cu_seqlens is not None else "B, T" if batch_first else "T, B"
-    dynamic = operator == "dynamic_conv"
-    ndim, shape = (dims.count(",") + 3, f"({dims}, H, K)") if dynamic else (2, "(H, K)")
-    check_operands(operator, x, weight, ndim, shape, dims)
-    if dynamic and weight.shape[:-2] != x.shape[:-1]:
-        raise ValueError(
-            f"dynamic_conv: one kernel a position is expected, weight ({dims}, H, K) with {dims} = "
-            f"{tuple(x.shape[:-1])} as in x; got weight {tuple(weight.shape)}"
-        )
+    check_operands(operator, x, weight, operator == "dynamic_conv", dims)
     width, channels = weight.shape[-1], x.shape[-1]
-    if not isinstance(padding_l, (int, torch.SymInt)) and hasattr(padding_l, "__index__"):
-        padding_l = index(padding_l)  # of numpy, or a tensor of one number
-    if not isinstance(padding_l, (int, torch.SymInt)) or not 0 <= padding_l < width:
-        raise ValueError(f"{operator}: padding_l is {padding_l!r}; a kernel of width {width} takes 0..{width - 1}")
+    if not 0 <= padding_l < width:
+        raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
     if not 0.0 <= dropconnect < 1.0:
         raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
     plain = cu_seqlens is initial_state is bias is activation is residual is None and not (batch_first or return_state)
@@ -203,32 +166,25 @@ def _native(
     return out if out.dtype == dtype else out.to(dtype)
 
 
-def check_operands(
-    operator: str, x: Tensor, weight: Tensor, weight_ndim: int, weight_shape: str, dims: str = "T, B"
-) -> None:
-    """Check what every operator asks of its two tensors; ``dims`` are x's before its channels.
+def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims: str = "T, B") -> None:
+    """Check x (dims, C) and weight (H, K) or, dynamic, (dims, H, K): what every operator asks of its two tensors.
 
     Raises:
-        ValueError: nested tensors, other numbers of dimensions, integers, floats of 8 bits, two devices, no weights, or
-            heads that do not divide the channels.
-        TypeError: what is no tensor.
+        ValueError: other shapes, integers, floats of 8 bits, two devices, or heads that do not divide the channels.
     """
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
-        raise TypeError(
-            f"{operator}: expected tensors x ({dims}, C) and weight {weight_shape}; "
-            f"got {type(x).__name__} and {type(weight).__name__}"
-        )
-    if x.is_nested:
-        raise ValueError(f"{operator}: a nested tensor is packed sentences: x.values(), and cu_seqlens=x.offsets()")
-    fits = x.ndim == dims.count(",") + 2 and weight.ndim == weight_ndim
+    kernels, places = f"({dims}, H, K)" if dynamic else "(H, K)", dims.count(",") + 1
+    fits = x.ndim == places + 1 and weight.ndim == (places + 2 if dynamic else 2)
     if not fits or x.dtype not in FLOATS or weight.dtype not in FLOATS or x.device != weight.device:
         raise ValueError(
-            f"{operator}: expected x ({dims}, C) and weight {weight_shape}, floating-point of at least 16 bits, on one "
+            f"{operator}: expected x ({dims}, C) and weight {kernels}, floating-point of at least 16 bits, on one "
             f"device; got x {tuple(x.shape)}, {x.dtype} on {x.device}, "
             f"and weight {tuple(weight.shape)}, {weight.dtype} on {weight.device}"
         )
-    if not weight.shape[-1]:
-        raise ValueError(f"{operator}: expected kernels of one weight at least; got weight {tuple(weight.shape)}")
+    if dynamic and weight.shape[:-2] != x.shape[:-1]:
+        raise ValueError(
+            f"{operator}: one kernel a position is expected, weight {kernels} with {dims} = {tuple(x.shape[:-1])} as "
+            f"in x; got weight {tuple(weight.shape)}"
+        )
     if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
 
@@ -245,12 +201,9 @@ def check_tensor(
 
     Raises:
         ValueError: another shape, type or device.
-        TypeError: it is no tensor.
     """
     if given is None:
         return
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{operator}: {name} is expected as a tensor; got {type(given).__name__}")
     fits = given.ndim == len(shape) and all(n in (m, "N") for n, m in zip(shape, given.shape, strict=True))
     if not fits or given.dtype not in types or given.device != device:
         sizes = str(tuple(shape)).replace("'", "")

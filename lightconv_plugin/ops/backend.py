@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 BACKENDS = ("native", "reference")
 CHOICES = ("auto", *BACKENDS)
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
-MACHINES = {"cpu": "CPU", "cuda": "GPU"}
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
 products_in_bf16 = False  # see fused.linear.set_precision
@@ -29,11 +28,18 @@ products_in_bf16 = False  # see fused.linear.set_precision
 FEW_ROWS = 24
 
 PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
+RUNS = "lightconv_plugin: %s runs on the %s backend"
 # scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
 COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
 
-_announced: set[tuple[str, str]] = set()
-_refusals: set[str] = set()
+# reasons for which nobody is warned: the definition is meant for such calls
+TRANSFORMED = "it has no rule for torch.func, and no forward-mode derivatives"
+RECORDED = "a program is recorded (export, trace), which needs no library where it is loaded"
+NO_KERNEL = "it has no kernel of this operator for such a device"
+BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL)
+REPLACED = "PyTorch's own kernels serve as well"
+
+_announced: set[tuple[str, ...]] = set()  # what has been logged
 
 
 class Operator(NamedTuple):
@@ -42,6 +48,7 @@ class Operator(NamedTuple):
     Attributes:
         gradient: the operator that computes its gradient; None: it records none.
         types: of its first tensor.
+        doubles: float64 on a GPU too.
         casts: its other tensors are cast to the first one's type.
         contiguous: its other tensors must be contiguous.
         widest: numbers in a row of its other tensors, at most, on a GPU.
@@ -52,6 +59,7 @@ class Operator(NamedTuple):
 
     gradient: str | None = None
     types: tuple[torch.dtype, ...] = TYPES
+    doubles: bool = True
     casts: bool = False
     contiguous: bool = False
     widest: int | None = None
@@ -59,8 +67,8 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    "light_conv": Operator("conv_backward", casts=True),
-    "dynamic_conv": Operator("conv_backward", casts=True),
+    "light_conv": Operator("conv_backward", doubles=False, casts=True, widest=4096),
+    "dynamic_conv": Operator("conv_backward", doubles=False, casts=True, widest=4096),
     "glu_mask": Operator("glu_mask_backward"),
     "dropout": Operator("dropout"),
     "smoothed_nll": Operator("smoothed_nll_backward"),
@@ -87,19 +95,21 @@ def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | Non
     """
     name = backend if backend != "auto" else os.environ.get(VARIABLE) or "auto"
     if name == "reference":
-        _announce(operator, name)
+        _announce(logging.INFO, RUNS, operator, name)
         return name
     if name not in CHOICES:
         given = "backend" if name == backend else f"${VARIABLE}: backend"
         raise ValueError(f"{given} {name!r} is not available; expected one of: {', '.join(CHOICES)}")
     refused = unsupported_reason(operator, x, *others)
     if refused is None:
-        _announce(operator, "native")
+        _announce(logging.INFO, RUNS, operator, "native")
         return "native"
-    if backend == "native" or (name == "native" and not refused.by_design):
-        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused.reason}")
-    if not refused.by_design and not x.is_meta:  # where nothing is computed, fast or slowly
-        _announce(operator, "reference", refused.reason)
+    by_design = refused in BY_DESIGN or OPERATORS[operator].replaces is not None
+    if backend == "native" or (name == "native" and not by_design):
+        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused}")
+    if not by_design and not x.is_meta:  # where nothing is computed, fast or slowly
+        _announce(logging.INFO, RUNS, operator, "reference")
+        _announce(logging.WARNING, "%s, %s: %s", PASSED_OVER, COST, refused)
     return "reference"
 
 
@@ -109,97 +119,64 @@ def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
 
 
 @autograd.constant
-def _announce(operator: str, name: str, refused: str | None = None) -> None:
-    """Log which backend runs an operator; with ``refused``, warn why the library does not. Once a process each."""
-    if (operator, name) in _announced:
-        return
-    _announced.add((operator, name))
-    logger.info("lightconv_plugin: %s runs on the %s backend", operator, name)
-    if refused is not None and refused not in _refusals:
-        _refusals.add(refused)
-        logger.warning("%s, %s: %s", PASSED_OVER, COST, refused)
+def _announce(level: int, *words: str) -> None:
+    """Log it, once a process."""
+    if words not in _announced:
+        _announced.add(words)
+        logger.log(level, *words)
 
 
-class UnsupportedReason(NamedTuple):
-    """The reason why the library does not take a call.
-
-    Attributes:
-        reason: half a sentence, for users.
-        by_design: the definition is meant for such calls, so that nobody needs to be told.
-    """
-
-    reason: str
-    by_design: bool = False
-
-
-_DECODES = UnsupportedReason("it records no gradients; decode under torch.no_grad()")
-_TRANSFORMED = UnsupportedReason("it has no rule for torch.func, and no forward-mode derivatives", True)
-_RECORDED = UnsupportedReason("a program is recorded (export, trace), which needs no library where it is loaded", True)
-_FLOAT32 = UnsupportedReason(
-    "it has numbers to multiply, in bfloat16, where ops.set_precision or PyTorch's switch says so, the processor has "
-    "AMX or AVX512-BF16, and torch neither compiles nor casts",
-    True,
-)
-_FUSED = UnsupportedReason("it takes calls that torch neither compiles nor casts", True)
-_PRODUCT = UnsupportedReason(
-    f"it takes 1 to {FEW_ROWS} contiguous rows, without gradients and outside of autocast", True
-)
-
-
-def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> UnsupportedReason | None:
+def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str | None:
     """Return the reason why the library does not take a call of ``operator``, or None. Loads the library.
 
     Args:
         operator: a name in ``OPERATORS``.
         x: its first tensor.
         others: its further floating-point tensors, as far as they can decide it.
+
+    Returns:
+        half a sentence, for users.
     """
     if autograd.transformed():
-        return _TRANSFORMED
+        return TRANSFORMED
     if autograd.recording():
-        return _RECORDED
+        return RECORDED
     device, dtype = x.device, x.dtype
     refused = _reason_of_kind(operator, device.type, dtype)
     if refused is not None:
         return refused
     about = OPERATORS[operator]
-    if about.replaces == "few rows" and not (
-        0 < x.numel() <= FEW_ROWS * x.shape[-1]
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(device.type)
-    ):
-        return _PRODUCT
-    if about.replaces == "fused" and (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):
-        return _FUSED
-    if about.replaces == "bf16" and not (
-        not torch.compiler.is_compiling()  # asked first: its front cannot read PyTorch's switch
-        and (products_in_bf16 or MATMUL.fp32_precision == "bf16")
-        and torch.ops.lightconv.cpu_bf16_units(-1) > 0
-        and x.numel() > 0
-        and not torch.is_autocast_enabled(device.type)
-    ):
-        return _FLOAT32
-    if (
-        about.gradient is None
-        and torch.is_grad_enabled()
-        and any(t is not None and t.requires_grad for t in (x, *others))
-    ):
-        return _DECODES
-    replaced = about.replaces is not None
+    if about.replaces is not None and not _worth_it(about.replaces, x):
+        return REPLACED
+    records = about.gradient is not None or not torch.is_grad_enabled()
+    if not records and any(t is not None and t.requires_grad for t in (x, *others)):
+        return "it records no gradients; decode under torch.no_grad()"
     for t in others:
         if t is None:
             continue
         if t.device != device:
-            return UnsupportedReason(f"its tensors must be on one device; got {device} and {t.device}", replaced)
+            return f"its tensors must be on one device; got {device} and {t.device}"
         if t.dtype != dtype and not about.casts:
-            return UnsupportedReason(f"its tensors must be of one type; got {dtype} and {t.dtype}", replaced)
+            return f"its tensors must be of one type; got {dtype} and {t.dtype}"
         if about.contiguous and not t.is_contiguous():
-            return UnsupportedReason("its tensors must be contiguous", replaced)
+            return "its tensors must be contiguous"
         if about.widest is not None and device.type == "cuda" and t.shape[-1] > about.widest:
-            return UnsupportedReason(
-                f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}", replaced
-            )
+            return f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}"
     return None
+
+
+def _worth_it(replaces: str, x: Tensor) -> bool:
+    """Return True where the library is faster than the kernels of PyTorch's that it replaces."""
+    if torch.is_autocast_enabled(x.device.type):
+        return False
+    if replaces == "few rows":
+        return 0 < x.numel() <= FEW_ROWS * x.shape[-1] and not torch.is_grad_enabled()
+    if torch.compiler.is_compiling():  # whose front cannot read PyTorch's switch
+        return False
+    if replaces == "bf16":
+        asked = products_in_bf16 or MATMUL.fp32_precision == "bf16"
+        return asked and torch.ops.lightconv.cpu_bf16_units(-1) > 0 and x.numel() > 0
+    return True
 
 
 @autograd.constant
@@ -213,23 +190,21 @@ def has_kernel(operator: str, device: str) -> bool:
 
 
 @autograd.constant
-def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
+def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> str | None:
     return _cached_reason_of_kind(operator, device, dtype)
 
 
 @functools.cache
-def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> UnsupportedReason | None:
-    about = OPERATORS[operator]
-    replaced, missing = about.replaces is not None, library.load()
-    if missing is not None:
-        return UnsupportedReason(missing, replaced)
-    if device not in MACHINES:
-        return UnsupportedReason(f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}", replaced)
-    machine = MACHINES[device]
+def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> str | None:
+    if missing := library.load():
+        return missing
+    if device not in ("cpu", "cuda"):
+        return f"it runs on CPUs and NVIDIA GPUs; got a tensor on {device}"
     if not has_kernel(operator, device):
-        return UnsupportedReason(f"it has no kernel of {operator} for a {machine}", True)
-    types = [each for each in about.types if device == "cuda" or each != torch.float16]
+        return NO_KERNEL
+    about = OPERATORS[operator]
+    absent = {("cpu", torch.float16)} | ({("cuda", torch.float64)} if not about.doubles else set())
+    types = [each for each in about.types if (device, each) not in absent]
     if dtype not in types:
-        return UnsupportedReason(f"on a {machine} it takes {', '.join(map(str, types))}; got {dtype}", replaced)
-    unusable = library.cuda_unusable() if device == "cuda" else None
-    return None if unusable is None else UnsupportedReason(unusable, replaced)
+        return f"on this device it takes {', '.join(map(str, types))}; got {dtype}"
+    return library.cuda_unusable() if device == "cuda" else None

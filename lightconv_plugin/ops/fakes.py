@@ -1,19 +1,10 @@
-"""Shapes without data, and floating-point operations: what torch asks of the library's operators beside results.
+"""Shapes and types of the results of the library's operators, without data: for torch.compile and the meta device."""
 
-Shapes are for torch.compile and the meta device, operations for ``torch.utils.flop_counter.FlopCounterMode``, which
-counts products alone: two operations each.
-"""
-
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-from torch.utils.flop_counter import flop_registry, register_flop_formula
-
-Shape = tuple[int, ...]
 
 
 def like(x: Tensor) -> Tensor:
@@ -77,55 +68,7 @@ FAKES: dict[str, Callable[..., object]] = {
 }
 
 
-def conv_flops(x: Shape, weight: Shape, *_: Any, out_shape: Any) -> int:
-    return 2 * math.prod(x) * weight[-1]
-
-
-def conv_backward_flops(grad: Shape, x: Shape, weight: Shape, *options: Any, out_shape: Any) -> int:
-    need_x, need_weight, need_state = options[4:7]
-    return ((need_x or need_state) + need_weight) * conv_flops(x, weight, out_shape=out_shape)
-
-
-def linear_flops(x: Shape, weight: Shape, *_: Any, out_shape: Any) -> int:
-    return 2 * math.prod(x) * weight[0]
-
-
-def linear_backward_flops(
-    grad: Shape, x: Shape, weight: Shape, need_x: bool, need_weight: bool, _: bool, *, out_shape: Any
-) -> int:
-    return (need_x + need_weight) * linear_flops(x, weight, out_shape=out_shape)
-
-
-def attend_flops(query: Shape, keys: Shape, *_: Any, out_shape: Any) -> int:
-    return 4 * math.prod(query) * keys[1]
-
-
-def decoder_block_flops(
-    x: Shape, parameters: list[Shape], packed: Any, ring: Shape, a: Any, b: Any, keys: Shape, *rest: Any, out_shape: Any
-) -> int:
-    dynamic = rest[5]
-    maps = [weight for place, weight in enumerate(parameters) if len(weight) == 2 and (dynamic or place != 2)]
-    products = sum(2 * x[1] * math.prod(weight) for weight in maps)
-    return products + 2 * x[1] * ring[2] * ring[0] + attend_flops(x, keys, out_shape=out_shape)
-
-
-FLOPS: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(("light_conv", "dynamic_conv", "conv_step"), conv_flops),
-    "conv_backward": conv_backward_flops,
-    **dict.fromkeys(("few_rows_linear", "bf16_linear"), linear_flops),
-    "bf16_linear_backward": linear_backward_flops,
-    "attend": attend_flops,
-    "decoder_block": decoder_block_flops,
-}
-
-
 def register() -> None:
     """Tell torch of them; the library is loaded."""
     for name, fake in FAKES.items():
         torch.library.register_fake(f"lightconv::{name}", fake)
-    formulas = {getattr(torch.ops.lightconv, name): formula for name, formula in FLOPS.items()}
-    for operator, formula in formulas.items():
-        register_flop_formula(operator)(formula)
-    for mode in _get_current_dispatch_mode_stack():  # a counter keeps the formulas that there were when it was made
-        if (counter := getattr(mode, "counter", None)) is not None:
-            counter.flop_registry |= {operator: flop_registry[operator] for operator in formulas}

@@ -2,20 +2,18 @@
 
 g++ 11 or later and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
 CPU and CUDA builds of every torch from 2.10 on, from a cache that processes share, or from a wheel. CUDA kernels are
-compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch depends on, without the
-system's CUDA toolkit, into ``cuda`` of the same cache.
+compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch brings, into ``cuda`` of
+the same cache.
 """
 
 import contextlib
 import fcntl
 import functools
 import hashlib
-import importlib.util
 import itertools
 import logging
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +33,6 @@ logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 SOURCES = Path(__file__).parent / "native" / "csrc"
-SYSTEM = Path("/usr/local/cuda")  # where NVIDIA's own installer puts its toolkit
 CORE_SECONDS = 90  # that all sources take, on one core of a Xeon at 2.5 GHz
 
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
@@ -52,12 +49,7 @@ COMMON_FLAGS = [
     "--param=large-unit-insns=1000000",
 ]
 
-# values of oneDNN's variables that leave a processor no units for bfloat16 (0), or those of AVX512-BF16 alone (1)
-LIMITS = {
-    **dict.fromkeys(("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"), 0),
-    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), 1),
-}
-# bits of the widest vectors that values of torch's variable leave to kernels
+# bits of the widest vectors that torch's own variable leaves to kernels
 VECTOR_BITS = {"default": 128, "avx2": 256}
 
 
@@ -77,26 +69,14 @@ def _load() -> str | None:
         torch.ops.load_library(str(path))
     except OSError as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
-        again = f"remove {path}, to have it compiled again"
-        if "failed to map segment" in str(error):
-            again = "its disk allows no programs (noexec): set LIGHTCONV_CACHE to a folder on another"
-        return f"its library cannot be loaded: {error}{cause}; {again}"
+        return (
+            f"its library cannot be loaded: {error}{cause}; remove {path}, to have it compiled again, or set "
+            "LIGHTCONV_CACHE to a folder on a disk that allows programs"
+        )
     fakes.register()
-    if (limit := isa_limit()) in LIMITS:
-        torch.ops.lightconv.cpu_bf16_units(LIMITS[limit])
-    if (capability := vector_limit()) in VECTOR_BITS:
-        torch.ops.lightconv.cpu_vector_bits(VECTOR_BITS[capability])
+    if bits := VECTOR_BITS.get(os.environ.get("ATEN_CPU_CAPABILITY", "")):
+        torch.ops.lightconv.cpu_vector_bits(bits)
     return None
-
-
-def isa_limit() -> str:
-    """The instructions that oneDNN's variables limit a process to, in capitals; empty where they do not."""
-    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
-
-
-def vector_limit() -> str:
-    """The instructions that torch's variable limits a process to; empty where it does not."""
-    return os.environ.get("ATEN_CPU_CAPABILITY", "")
 
 
 class BuildError(RuntimeError):
@@ -104,18 +84,10 @@ class BuildError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder.
-
-    Raises:
-        BuildError: the user, or the one whom ~ names, has no home.
-    """
-    chosen = os.environ.get("LIGHTCONV_CACHE")
-    try:
-        if chosen:
-            return Path(chosen).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
-    except RuntimeError as error:  # no HOME, and nobody of this number or name in the list of users
-        raise BuildError(f"there is no folder to keep it in ({error}); set LIGHTCONV_CACHE to one") from error
+    """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder."""
+    if chosen := os.environ.get("LIGHTCONV_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
 
 
 def compiler() -> str:
@@ -201,7 +173,7 @@ def _say(text: str) -> None:
 
 def _compile(cxx: str, cache: Path) -> bytes:
     """Compile all sources side by side and link, outside the cache: a killed build leaves nothing there."""
-    sources, cores, done = compilations(), min(8, len(os.sched_getaffinity(0))), itertools.count(1)
+    sources, cores = compilations(), min(8, len(os.sched_getaffinity(0)))
     _say(
         f"compiling its C++ into {cache}, once; about {max(30, CORE_SECONDS // cores)} seconds on {cores} idle cores "
         "(python -m lightconv_plugin.info does it beforehand)"
@@ -213,10 +185,6 @@ def _compile(cxx: str, cache: Path) -> bytes:
         def one(number: int, source: Path, flags: list[str]) -> str:
             target = f"{folder}/{number}.o"
             _run([cxx, *COMMON_FLAGS, *flags, *include, "-c", str(source), "-o", target])
-            if sys.stderr.isatty():
-                count = next(done)
-                end = "\r" if count < len(sources) else "\n"
-                print(f"  {count} of {len(sources)} files", end=end, file=sys.stderr, flush=True)
             return target
 
         with ThreadPoolExecutor(cores) as pool:  # the three largest take up to half a gigabyte each
@@ -231,9 +199,7 @@ def _run(command: Sequence[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
         said = lines[0] if lines else f"exit {done.returncode}"
-        full = "No space left on device" in done.stderr
-        needed = "set TMPDIR to a folder on another disk" if full else "GNU g++ 11 or later is needed: set CXX to one"
-        raise BuildError(f"{Path(command[0]).name} failed ({said}); {needed}")
+        raise BuildError(f"{Path(command[0]).name} failed ({said}); GNU g++ 11 or later is expected: set CXX to one")
 
 
 @functools.cache
@@ -242,48 +208,24 @@ def cuda_unusable() -> str | None:
 
     The library is loaded.
     """
-    if torch.version.hip is not None:
-        return "it runs on NVIDIA GPUs; this torch is built for ROCm"
-    nvrtc = choose_nvrtc(list(installed_nvrtc()), torch.version.cuda)
-    if nvrtc is None:
-        return "NVRTC is not installed; CUDA builds of torch bring it: pip install nvidia-cuda-nvrtc"
-    fingerprint = fingerprint_of_sources()
-    cache = cache_folder() / "cuda" / fingerprint
+    if torch.version.cuda is None:
+        return "it runs on NVIDIA GPUs; this torch is built without CUDA"
+    cache = cache_folder() / "cuda" / fingerprint_of_sources()
     try:
         if not cache.is_dir():
-            cache.mkdir(parents=True)
+            cache.mkdir(parents=True, exist_ok=True)
             _say(
                 f"CUDA kernels are compiled into {cache} when they are first launched, in half a second each, once: "
                 "a first training takes up to a minute longer"
             )
-    except FileExistsError:
-        pass  # another process has just made it, and said so
     except OSError as error:
         return (
             f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
         )
-    words = (SOURCES, nvrtc, cache, fingerprint)
-    torch.ops.lightconv.cuda_configure(*map(str, words))
+    # torch opens its NVRTC, wherever that is installed, by this file, in which its functions are then found
+    nvrtc = Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"
+    torch.ops.lightconv.cuda_configure(str(SOURCES), str(nvrtc), str(cache))
     return None
-
-
-def installed_nvrtc() -> Iterator[Path]:
-    """Return each libnvrtc: of NVIDIA's wheels, beside torch, of $CUDA_HOME and of /usr/local/cuda."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    # CUDA 13 and later: everything in one folder
-    folders = [each / "lib" for root in wheels for each in (*sorted(root.glob("cu[0-9]*"))[::-1], root / "cuda_nvrtc")]
-    folders += [Path(torch.__file__).parent / "lib"]
-    folders += [Path(home) / "lib64" for home in (os.environ.get("CUDA_HOME"), SYSTEM) if home]
-    for path in (path for folder in folders for path in sorted(folder.glob("libnvrtc*.so*"), reverse=True)):
-        if re.fullmatch(r"libnvrtc(-[0-9a-f]{8})?\.so\.[0-9.]+", path.name):  # torch's own copy carries a digest
-            yield path
-
-
-def choose_nvrtc(found: list[Path], version: str | None) -> Path | None:
-    """The one of torch's CUDA version, else the first."""
-    major = (version or "").split(".")[0]
-    return next((path for path in found if path.name.split(".so.")[-1].split(".")[0] == major), next(iter(found), None))
 
 
 @contextlib.contextmanager

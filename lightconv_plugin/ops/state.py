@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.api import INTEGERS, check_operands, check_tensor
+from lightconv_plugin.ops.api import check_operands
 from lightconv_plugin.ops.backend import choose_backend
 from lightconv_plugin.ops.normalization import prepare_kernel
 
@@ -40,28 +40,17 @@ def conv_step(
     Raises:
         ValueError: shapes that do not fit, a state of another kernel or of inputs of another size or type than x, or an
             unknown normalisation or backend.
-        TypeError: what should be a tensor is none.
     """
-    dynamic = getattr(weight, "ndim", 2) == 4
-    check_operands("conv_step", x, weight, 4 if dynamic else 2, "(H, K) or (T, B, H, K)")
-    if x.shape[0] < 1:
-        raise ValueError(f"conv_step: a position is expected, x (T, B, C); got {tuple(x.shape)}")
-    if dynamic and weight.shape[:2] != x.shape[:2]:
-        raise ValueError(
-            f"conv_step: the kernels of x's positions are expected, weight ({x.shape[0]}, {x.shape[1]}, H, K); "
-            f"got {tuple(weight.shape)}"
-        )
-    if x.shape[0] > 1:
+    dynamic = weight.ndim == 4
+    check_operands("conv_step", x, weight, dynamic)
+    if len(x) != 1:
         outs = []
-        for t in range(x.shape[0]):
+        for t in range(len(x)):
             own = weight[t : t + 1] if dynamic else weight
             out, state = conv_step(x[t : t + 1], own, state, normalization=normalization, backend=backend)
             outs.append(out)
-        assert state is not None
-        return torch.cat(outs), state
+        return torch.cat(outs), state or {}
     if state is not None:
-        if not isinstance(state, dict) or not {"ring", "inputs"} & state.keys():
-            raise ValueError(f"conv_step: the state that the step before gave is expected; got {type(state).__name__}")
         native, width = "ring" in state, weight.shape[-1]
         backend, inputs = ("native", state["ring"]) if native else ("reference", state["inputs"])
         held, hypotheses = inputs.shape[0], (state["ancestors"] if native else inputs).shape[1]
@@ -86,12 +75,7 @@ def reorder_state(state: State, new_order: Tensor) -> State:
 
     The state that was given is used up: the new one may share its memory. Copy it first (``copy.deepcopy``) to order it
     twice.
-
-    Raises:
-        ValueError: new_order is no row of whole numbers.
-        TypeError: it is no tensor.
     """
-    check_tensor("reorder_state", "new_order", new_order, ("N",), INTEGERS, next(iter(state.values())).device)
     if "ring" not in state:
         return {name: value.index_select(1, new_order) for name, value in state.items()}
     ring = state["ring"]

@@ -70,7 +70,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     default = torch.get_default_dtype()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"), Watch() as watch:
-            assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native", "NVRTC is not found"
+            assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native"
             yield watch
     finally:
         torch.set_default_dtype(default)  # which tests change

@@ -7,7 +7,7 @@ from lightconv_plugin import ops
 from tests.cuda_build.autograd import backward
 from tests.waits import waits
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,7 +53,7 @@ def test_packed_sentences_wait_for_nothing(dtype, gpu):
 @pytest.mark.parametrize(
     ("time", "batch", "heads", "width"),
     [
-        *((5, 2, 2, width) for width in (1, 2, 64, 65, 5000)),
+        *((5, 2, 2, width) for width in (1, 2, 64, 65, 4096)),
         *((5, 2, heads, 3) for heads in (1, 8, 12, 24)),
         *((time, 2, 2, 3) for time in (0, 1, 33)),
         (5, 0, 2, 3),

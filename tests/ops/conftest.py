@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.fused.linear import lacking
 from tests.ops.cuda_on_cpu import Machine, kernels_for_cpu_tensors
 
@@ -87,16 +85,8 @@ def gpu() -> Iterator[Any]:
 
 @pytest.fixture
 def gate() -> Iterator[None]:
-    """A kernel of the gate for CPUs, where the library has none: the definition, without a gradient of its own."""
-    with torch.library._scoped_library("lightconv", "IMPL") as library:
-
-        def backward(grad: Tensor, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-            if padding_mask is not None:
-                grad = grad.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-            return torch.ops.aten.glu_backward(grad, x, -1)
-
-        library.impl("glu_mask", reference.glu_mask, "CPU")
-        library.impl("glu_mask_backward", backward, "CPU")
+    """The gate's kernels, which the library has for GPUs alone."""
+    with kernels_for_cpu_tensors(("glu_mask", "glu_mask_backward")):
         yield
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightconv_plugin.ops import library
 from tests.ops import cuda_cases
 from tests.ops.cuda_on_cpu import Machine, fake_nvrtc
 
@@ -26,8 +27,7 @@ class Checked(Machine):
 
     def __init__(self, check: str, cache: Path, sources: Path | None) -> None:
         super().__init__(cache=cache)
-        options = {} if sources is None else {"sources": sources}
-        self.set_up(cache, fake_nvrtc(check), check, **options)
+        self.set_up(cache, fake_nvrtc(check), sources or library.SOURCES)
         self.poison = ctypes.CDLL(None)["__asan_poison_memory_region"]
 
     def guard(self, storage: Tensor, size: int) -> None:

@@ -127,13 +127,10 @@ class Machine:
         os.environ.setdefault("SHIM_LIBCUDA", str(fake_driver()))
         self.set_up(cache or folder() / "kernels")
 
-    def set_up(
-        self, cache: Path, nvrtc: Path | None = None, marker: str = "shim", sources: Path = library.SOURCES
-    ) -> None:
+    def set_up(self, cache: Path, nvrtc: Path | None = None, sources: Path = library.SOURCES) -> None:
         """Begin with no kernel loaded; those of the cache are taken from there."""
         cache.mkdir(parents=True, exist_ok=True)
-        words = (sources, nvrtc or fake_nvrtc(), cache, marker)
-        torch.ops.lightconv_emulated.cuda_configure(*map(str, words))
+        torch.ops.lightconv_emulated.cuda_configure(*map(str, (sources, nvrtc or fake_nvrtc(), cache)))
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return a copy in memory that ends with it, and whose start no access may pass either."""

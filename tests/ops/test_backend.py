@@ -4,7 +4,8 @@ CUDA tensors are stand-ins without data, which need no GPU and no CUDA build of 
 """
 
 import logging
-import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from lightconv_plugin.ops import backend, library
 from lightconv_plugin.ops.backend import FEW_ROWS, OPERATORS
 from tests.ops.conftest import products_in_bf16
 
-unusable = library.cuda_unusable
 X = torch.randn(5, 2, 6)
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cuda_configure", "cuda_gather"}
@@ -36,6 +36,7 @@ def toolkit(monkeypatch):
     monkeypatch.delenv(backend.VARIABLE, raising=False)
     monkeypatch.setattr(library, "cuda_unusable", lambda: None)
     monkeypatch.setattr(torch.ops.lightconv, "cpu_bf16_units", lambda most: 1)
+    monkeypatch.setattr(backend, "_announced", set())
     backend._cached_reason_of_kind.cache_clear()
     with torch.no_grad(), products_in_bf16():
         yield
@@ -53,8 +54,7 @@ def test_every_operator_is_known():
     assert {name for space, name in names if space == "lightconv"} == known
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in ON_GPUS_ALONE:
-        assert has(f"lightconv::{name}", "CUDA")
-        assert not has(f"lightconv::{name}", "CPU")
+        assert (has(f"lightconv::{name}", "CUDA"), has(f"lightconv::{name}", "CPU")) == (True, False)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -71,58 +71,48 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch,
             assert ops.choose_backend(operator, "auto", *tensors) == expected
             assert ops.choose_backend(operator, "reference", *tensors) == "reference"
         if has:  # the argument goes before the variable
-            key = device.upper()
-            names = filter(None, (operator, OPERATORS[operator].gradient))
-            assert all(torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", key) for name in names)
+            assert backend.has_kernel(operator, device)
             assert ops.choose_backend(operator, "native", *tensors) == "native"
         else:
-            sentence = f"'native' was asked for, and cannot run {operator}: it has no kernel of {operator} for a "
-            with pytest.raises(ValueError, match=sentence):
+            with pytest.raises(ValueError, match=f"asked for, and cannot run {operator}: {backend.NO_KERNEL}"):
                 ops.choose_backend(operator, "native", *tensors)
 
 
+AS_WELL = backend.REPLACED
+# what is changed in a call, the operators that take it all the same, and why the others do not
+CHANGES: dict[str, tuple[Any, Callable[[backend.Operator], bool], str]] = {
+    "type": (lambda x, w: (x.to(torch.complex64), w), lambda _: False, "it takes .*float32.*; got torch.complex64"),
+    "types": (lambda x, w: (x, w.double()), lambda of: of.casts, "of one type; got torch.float32 and torch.float64"),
+    "devices": (lambda x, w: (x, w.to("meta")), lambda _: False, "on one device; got cpu and meta"),
+    "device": (lambda x, w: (x.to("meta"), w), lambda _: False, "CPUs and NVIDIA GPUs; got a tensor on meta"),
+    "strides": (lambda x, w: (x, w.t()), lambda of: not of.contiguous, "contiguous"),
+    "gradients": (lambda x, w: (x, w.requires_grad_()), lambda of: of.gradient is not None, f"gradients|{AS_WELL}"),
+    "many rows": (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), lambda of: of.replaces != "few rows", AS_WELL),
+    "no rows": (lambda x, w: (x[:, :0], w), lambda of: of.replaces not in ("few rows", "bf16"), AS_WELL),
+    "autocast": (lambda x, w: (x, w), lambda of: of.replaces is None, AS_WELL),
+}
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda x, w: (x.to(torch.complex64), w), "on a CPU it takes .*float32.*; got torch.complex64"),
-        (lambda x, w: (x, w.double()), "of one type; got torch.float32 and torch.float64"),
-        (lambda x, w: (x, w.to("meta")), "on one device; got cpu and meta"),
-        (lambda x, w: (x.to("meta"), w), "it runs on CPUs and NVIDIA GPUs; got a tensor on meta"),
-        (lambda x, w: (x, w.t()), "contiguous"),
-        (lambda x, w: (x, w.requires_grad_()), "gradients"),
-        (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), "it takes 1 to 24 contiguous rows"),
-        (lambda x, w: (x[:, :0], w), "(it takes 1 to 24 contiguous rows|it has numbers to multiply)"),
-        (lambda x, w: (x, w), "(outside of autocast|neither compiles nor casts)"),
-    ],
-    ids=["type", "types", "devices", "device", "strides", "gradients", "many rows", "no rows", "autocast"],
-)
-def test_what_is_refused_is_refused_alike(operator, change, reason, request, toolkit):
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_is_refused_is_refused_alike(operator, kind, caplog, monkeypatch, toolkit):
+    change, taken, reason = CHANGES[kind]
     tensors = change(*call("cpu"))
-    kind = request.node.callspec.id.split("-")[0]
-    takes = OPERATORS[operator]
-    taken = {
-        "types": takes.casts,
-        "strides": not takes.contiguous,
-        "gradients": takes.gradient is not None,
-        "many rows": takes.replaces != "few rows",
-        "no rows": takes.replaces not in ("few rows", "bf16"),
-        "autocast": takes.replaces is None,
-    }
+    if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # whatever the tensors
+        taken, reason = lambda _: False, backend.NO_KERNEL
     with torch.set_grad_enabled(kind == "gradients"), torch.autocast("cpu", enabled=kind == "autocast"):
-        if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # no kernel, whatever the tensors
-            reason = f"it has no kernel of {operator} for a CPU"
-        elif taken.get(kind, False):
+        if taken(OPERATORS[operator]):
             assert ops.choose_backend(operator, "native", *tensors) == "native"
             return
+        if OPERATORS[operator].replaces is not None:  # PyTorch's own serve as well, and nobody is told
+            monkeypatch.setenv(backend.VARIABLE, "native")
         assert ops.choose_backend(operator, "auto", *tensors) == "reference"
-        with pytest.raises(ValueError, match=f"cannot run {operator}: .*{reason}"):
+        assert OPERATORS[operator].replaces is None or caplog.records == []
+        with pytest.raises(ValueError, match=f"cannot run {operator}: .*({reason})"):
             ops.choose_backend(operator, "native", *tensors)
 
 
-def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch, toolkit):
-    monkeypatch.setattr(backend, "_announced", set())
-    monkeypatch.setattr(backend, "_refusals", set())
+def test_nobody_is_warned_of_what_is_by_design(caplog, toolkit):
     caplog.set_level(logging.INFO, logger="lightconv_plugin")
     with FakeTensorMode():
         for operator, device in WITHOUT_KERNEL:
@@ -133,31 +123,16 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, monkeypatch, toolkit):
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
-def test_weights_in_another_layout_are_pytorch_s_to_multiply(caplog, monkeypatch, toolkit):
-    """LIGHTCONV_BACKEND speaks of all operators at once, and nobody is warned of convolutions."""
-    monkeypatch.setattr(backend, "_refusals", set())
-    x, weight = torch.randn(1, 2, 8), torch.randn(8, 4).t()
-    for setting in ("native", "auto"):
-        monkeypatch.setenv(backend.VARIABLE, setting)
-        for grad in (False, True):
-            with torch.set_grad_enabled(grad):
-                assert torch.equal(ops.linear(x, weight), x @ weight.t())
-        assert ops.pack_weight(weight) is None
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
-
-
-def test_a_machine_that_cannot_compile_for_gpus_takes_the_definition(monkeypatch, toolkit):
-    monkeypatch.setattr(library, "cuda_unusable", lambda: "NVRTC is not installed")
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert unusable.__wrapped__() == "it runs on NVIDIA GPUs; this torch is built for ROCm"
+def test_a_torch_without_cuda_takes_the_definition(monkeypatch):
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(library, "cuda_unusable", library.cuda_unusable.__wrapped__)
+    backend._cached_reason_of_kind.cache_clear()
     with FakeTensorMode():
-        tensors = call("cuda")
-        assert ops.choose_backend("light_conv", "auto", *tensors) == "reference"
-        with pytest.raises(ValueError, match=re.escape("cannot run light_conv: NVRTC is not installed")):
-            ops.choose_backend("light_conv", "native", *tensors)
-
-
-# ---- The choice ----
+        assert ops.choose_backend("light_conv", "auto", *call("cuda")) == "reference"
+        with pytest.raises(ValueError, match="run light_conv: it runs on NVIDIA GPUs; this torch is built without"):
+            ops.choose_backend("light_conv", "native", *call("cuda"))
+    backend._cached_reason_of_kind.cache_clear()
 
 
 def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):
@@ -173,7 +148,6 @@ def test_the_backend_that_runs_is_logged_once_and_one_passed_over_is_warned_of_o
         for _ in range(3):
             ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
     assert [r.getMessage() for r in caplog.records] == ["lightconv_plugin: light_conv runs on the native backend"]
-    monkeypatch.setattr(backend, "_refusals", set())
     monkeypatch.setattr(library, "load", lambda: "its compiler is missing")
     backend._cached_reason_of_kind.cache_clear()
     w = torch.zeros(5, 2, 2, 3)
@@ -182,8 +156,6 @@ def test_the_backend_that_runs_is_logged_once_and_one_passed_over_is_warned_of_o
         ops.light_conv(X, w[0, 0], padding_l=1)
     backend._cached_reason_of_kind.cache_clear()
     assert torch.equal(out, ops.reference.dynamic_conv(X, w, padding_l=1))
-    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("lightconv_plugin: the native backend is passed over, ")
-    assert "3 to 12 times as long" in warnings[0]
-    assert warnings[0].endswith(": its compiler is missing")
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warning.startswith("lightconv_plugin: the native backend is passed over, so convolutions take 3 to 12 times")
+    assert warning.endswith(": its compiler is missing")

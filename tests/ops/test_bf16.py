@@ -169,14 +169,11 @@ for environment, precision in eval(sys.argv[1]):
     print("----", flush=True)
 """
 BFLOAT16, MEDIUM = {"LIGHTCONV_MATMUL": "bf16"}, "medium"  # ours, and PyTorch's switch
-ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 SETTINGS = [
     (BFLOAT16, "highest", f"{UNITS[BEST]} {BEST > 0}\n", "" if BEST else "no units"),
-    (BFLOAT16 | {ISA[0]: "AVX2"}, "highest", "none False\n", "this processor has no units for it that may be used"),
-    (BFLOAT16 | {"ATEN_CPU_CAPABILITY": "avx2"}, "highest", "none False\n", "ATEN_CPU_CAPABILITY is avx2"),
-    ({"LIGHTCONV_MATMUL": "fp32", ISA[0]: "AVX512_CORE_BF16"}, "highest", f"{UNITS[min(BEST, 1)]} False\n", ""),
-    *(({name: "avx512_core"}, MEDIUM, "none False\n", "") for name in ISA),
-    *(({name: "AVX512_CORE_AMX"}, MEDIUM, f"{UNITS[BEST]} {BEST > 0}\n", "") for name in ISA),
+    (BFLOAT16 | {"ATEN_CPU_CAPABILITY": "avx2"}, "highest", "none False\n", "no units for it that may be used"),
+    ({"LIGHTCONV_MATMUL": "fp32"}, "highest", f"{UNITS[BEST]} False\n", ""),
+    ({}, MEDIUM, f"{UNITS[BEST]} {BEST > 0}\n", ""),
     ({"LIGHTCONV_MATMUL": "int8"}, "highest", "", "$LIGHTCONV_MATMUL: the precision of products is 'int8'"),
 ]
 

@@ -7,13 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from lightconv_plugin.ops import library
 from tests import forks
 from tests.ops import cuda_cases, cuda_on_cpu
 from tests.ops.cuda_on_cpu import Machine
@@ -108,7 +106,8 @@ def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
     found = []
     for dynamic, change in itertools.product((True, False), changes):
         options: dict[str, Any] = base | change
-        found.append(cuda_cases.conv(dtype, dynamic, padding_l=3, **options))
+        if dtype != torch.float64:
+            found.append(cuda_cases.conv(dtype, dynamic, padding_l=3, **options))
         found.append(cuda_cases.step(dtype, dynamic, *(options[name] for name in ("K", "H", "R", "softmax"))))
     for channels in (16, 8):
         found += [cuda_cases.glu(dtype, channels, masked) for masked in (False, True)]
@@ -177,36 +176,3 @@ def test_compiler_errors_are_quoted():
     assert message.startswith("lightconv: NVRTC failed: ")
     assert "error" in message
     assert "\n" not in message
-    assert "sm_35, is older than all" in machine.library.compile_only(b"", 35).decode()
-
-
-@pytest.fixture
-def wheels(tmp_path, monkeypatch):
-    """An empty site-packages/nvidia."""
-    nvidia = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: nvidia)
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.setattr(library, "SYSTEM", tmp_path / "usr/local/cuda")
-    return tmp_path
-
-
-def put(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-
-def test_the_nvrtc_of_torchs_version_is_taken(wheels):
-    put(wheels, "cu13/lib/libnvrtc.so.13", "cu13/lib/libnvrtc-builtins.so.13.0", "cuda_nvrtc/lib/libnvrtc.so.12")
-    found = list(library.installed_nvrtc())
-    assert found == [wheels / "cu13/lib/libnvrtc.so.13", wheels / "cuda_nvrtc/lib/libnvrtc.so.12"]
-    assert [library.choose_nvrtc(found, version) for version in ("13.0", "12.8", None)] == [*found, found[0]]
-
-
-def test_an_nvrtc_beside_the_wheels(wheels, tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert list(library.installed_nvrtc()) == []
-    assert library.choose_nvrtc([], "13.0") is None
-    for place in ("usr/local/cuda", "home"):  # the one goes before the other
-        put(tmp_path / place, "lib64/libnvrtc.so.13")
-        assert next(library.installed_nvrtc()) == tmp_path / place / "lib64/libnvrtc.so.13"

@@ -4,6 +4,7 @@ The first gradients are compared with the definition in test_convolutions.py and
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,7 @@ import torch
 import torch._dynamo  # it keeps torch's functions as they are when it is imported, so before one is replaced
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.autograd.functional import jacobian
-from torch.func import functional_call, functionalize, grad, hessian, jvp, vjp, vmap
+from torch.func import functional_call, functionalize, grad, hessian, jvp, vmap
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
@@ -23,7 +23,7 @@ from tests.tolerances import TOLERANCES, assert_close
 
 T, B, C, H, K = 4, 2, 4, 2, 3
 SEED = torch.tensor([(12345 << 32) + 678])
-OPERATORS = {"light_conv": (H, K), "dynamic_conv": (T, B, H, K)}
+OPERATORS = ("light_conv", "dynamic_conv")
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -37,28 +37,26 @@ def check(call: Callable[..., Any], *inputs: Tensor, of_batches: bool = True) ->
     assert gradgradcheck(call, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize(("normalization", "p"), [("softmax", 0.4), ("softmax", 0.0), ("none", 0.4), ("l2", 0.0)])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_convolutions(operator, normalization, p, monkeypatch):
-    """With DropConnect too: a seed stands for one mask, in all derivatives; and of kernels made from x."""
-    monkeypatch.setattr(torch, "randint", lambda *_, **__: SEED)
-    call, x, weight = getattr(native, operator), draw(T, B, C), draw(*OPERATORS[operator], seed=1)
-    options = {"padding_l": 1, "normalization": normalization, "dropconnect": p}
-    check(lambda x, w: call(x, w, **options), x, weight)
-    check(lambda x: call(x, weight.detach() * x.mean(), **options), x)
-    check(lambda w: call(x.detach(), w, **options), weight)
+PACKED = {"cu_seqlens": torch.tensor([0, 3, 3, 4])}
 
 
-@pytest.mark.parametrize(("offsets", "p"), [(None, 0.0), (torch.tensor([0, 3, 3, 4]), 0.4)])
+@pytest.mark.parametrize(
+    ("normalization", "p", "layout"),
+    [("softmax", 0.4, {}), ("none", 0.4, {}), ("l2", 0.0, {}), ("softmax", 0.4, PACKED)],
+)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_behind_states_and_packed(operator, offsets, p, monkeypatch):
+def test_convolutions(operator, normalization, p, layout, monkeypatch):
+    """With DropConnect too: a seed stands for one mask, in all derivatives; of kernels made from x; behind states."""
     monkeypatch.setattr(torch, "randint", lambda *_, **__: SEED)
-    places, sentences = ((T, B), B) if offsets is None else ((T,), 3)
-    kernel = (*places, H, K) if operator == "dynamic_conv" else (H, K)
-    options = {"padding_l": K - 1, "cu_seqlens": offsets, "dropconnect": p}
-    call = getattr(native, operator)
-    given = draw(*places, C), draw(*kernel, seed=1), draw(K - 1, sentences, C, seed=2)
-    check(lambda x, w, state: call(x, w, initial_state=state, return_state=True, **options), *given)
+    places, sentences = ((T,), 3) if layout else ((T, B), B)
+    x, weight = draw(*places, C), draw(*((*places, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
+    options = {"padding_l": K - 1, "normalization": normalization, "dropconnect": p, **layout}
+    call = partial(getattr(native, operator), **options)
+    check(call, x, weight)
+    check(lambda x: call(x, weight.detach() * x.mean()), x)
+    check(lambda w: call(x.detach(), w), weight)
+    behind = partial(call, return_state=True)
+    check(lambda x, w, state: behind(x, w, initial_state=state), x, weight, draw(K - 1, sentences, C, seed=2))
 
 
 def test_dropout_the_gate_and_the_loss(gate):
@@ -79,7 +77,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 def test_second_derivatives_of_narrower_types(operator, types):
     """Those of the definition in float64, of the same numbers."""
     found = []
-    given = draw(T, B, C), draw(*OPERATORS[operator], seed=1)
+    given = draw(T, B, C), draw(*((T, B, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
     for place, widen in ((native, False), (reference, True)):
         leaves = [t.detach().to(dtype) for t, dtype in zip(given, types, strict=True)]
         leaves = [(t.double() if widen else t).requires_grad_() for t in leaves]
@@ -94,22 +92,13 @@ def loss(parameters: dict[str, Tensor], x: Tensor, module: torch.nn.Module) -> T
     return functional_call(module, parameters, (x,)).pow(3).sum()
 
 
-def along(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The derivative along ones, in forward mode."""
-    return lambda s: jvp(function, (s,), (torch.ones_like(s),))[1]
-
-
 X, XS, V = draw(T, B, C).detach(), draw(3, T, B, C, seed=1).detach(), draw(T, B, C, seed=2).detach()
-VECTORS = {"vectorize": True, "strategy": "forward-mode"}
 # parameters, module -> a tree of tensors
 TRANSFORMS: dict[str, Callable[[dict[str, Tensor], torch.nn.Module], Any]] = {
     "grad": lambda p, m: grad(loss, (0, 1))(p, X, m),
     "jvp": lambda p, m: jvp(lambda p, x: functional_call(m, p, (x,)), (p, X), (p, V)),
-    "jvp of jvp": lambda p, m: along(along(lambda x: m(x).pow(3).sum()))(X),
     "hessian": lambda p, m: hessian(loss, (0, 1))(p, X, m),
-    "jacobian in forward mode": lambda p, m: jacobian(lambda x: m(x, batch_first=True), X, **VECTORS),
     "vmap(grad)": lambda p, m: vmap(grad(loss, (0, 1)), (None, 0, None))(p, XS, m),
-    "grad(vmap)": lambda p, m: grad(lambda p: vmap(loss, (None, 0, None))(p, XS, m).sum())(p),
     "functionalize": lambda p, m: functionalize(grad(loss))(p, X, m),
 }
 
@@ -126,28 +115,6 @@ def test_transforms(kind, transform):
     assert all(leaf.abs().max() > 1e-3 for leaf in torch.utils._pytree.tree_leaves(got))
 
 
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
-@pytest.mark.parametrize("randomness", ["same", "different", "error"])
-def test_masks_under_vmap(kind, randomness):
-    """One mask for all examples of a batch, or one each, in the gradients too, as vmap is asked for."""
-    ours = kind(C, K, heads=H, causal=True, dropconnect=0.5).double()
-
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        out, pull, *_ = vjp(lambda x: ops.dropout(ours(x), 0.25), x)
-        return out, pull(torch.ones_like(out))[0]
-
-    call, same = vmap(both, randomness=randomness), X.expand(3, *X.shape)
-    if randomness == "error":
-        with pytest.raises(RuntimeError, match="called random operation while in randomness error mode"):
-            call(same)
-        return
-    for results in call(same):
-        assert torch.equal(results[0], results[1]) == (randomness == "same")
-
-
-@pytest.mark.parametrize("operator", ["light_conv", "smoothed_nll", "conv_step"])
-def test_a_backend_by_name_is_not_replaced(operator):
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(X, V)
-        with pytest.raises(ValueError, match=f"cannot run {operator}: it has no rule for torch.func, and no forward"):
-            ops.choose_backend(operator, "native", dual)
+def test_a_backend_by_name_is_not_replaced():
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="cannot run light_conv: it has no rule for torch"):
+        native.light_conv(forward_ad.make_dual(X, V), torch.zeros(H, K, dtype=X.dtype), padding_l=1)

@@ -7,7 +7,7 @@ from lightconv_plugin.ops.files import whole_file
 
 @pytest.mark.parametrize("before", [None, b"before"])
 def test_it_is_there_when_the_block_ends(before, tmp_path):
-    path, partial = tmp_path / "file", tmp_path / ".file.lightconv"
+    path, partial, other = tmp_path / "file", tmp_path / ".file.lightconv", tmp_path / "other"
     partial.write_bytes(b"longer, of a process that was killed")
     if before is not None:
         path.write_bytes(before)
@@ -18,7 +18,6 @@ def test_it_is_there_when_the_block_ends(before, tmp_path):
         assert (path.read_bytes() if path.exists() else None) == before
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
-    other = tmp_path / "other"
     other.touch()
     assert path.stat().st_mode == other.stat().st_mode, "as the user's umask says"
 
@@ -27,25 +26,18 @@ def test_it_is_there_when_the_block_ends(before, tmp_path):
 def test_what_fails_leaves_all_as_it_was(error, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
-
-    def fail():
-        with whole_file(path) as file:
-            file.write(b"half")
-            raise error
-
-    with pytest.raises(type(error)) as caught:
-        fail()
+    with pytest.raises(type(error)) as caught, whole_file(path) as file:  # noqa: PT012
+        file.write(b"half")
+        raise error
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
     if isinstance(error, OSError):
         assert str(caught.value) == f"[Errno 28] No space left on device: '{path}'"
 
 
-def test_a_folder_under_the_name_is_left_alone_and_one_that_is_missing_is_named(tmp_path):
-    path = tmp_path / "file"
-    path.mkdir()
-    with pytest.raises(IsADirectoryError, match=f"'{path}'"), whole_file(path) as file:
-        file.write(b"new")
-    assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(FileNotFoundError, match="nothing/file'"), whole_file(tmp_path / "nothing" / "file"):
-        pass
+def test_what_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").mkdir()
+    for path, error in ((tmp_path / "file", IsADirectoryError), (tmp_path / "none" / "file", FileNotFoundError)):
+        with pytest.raises(error, match=f"'{path}'"), whole_file(path):
+            pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

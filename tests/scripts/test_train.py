@@ -106,7 +106,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
         (tmp_path / "data" / name).write_text(name)
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
     monkeypatch.setattr(devices, "_installed", lambda: (0, False))
-    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
+    for name in ("ATEN_CPU_CAPABILITY", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
     made = Place(tmp_path, monkeypatch, capsys)

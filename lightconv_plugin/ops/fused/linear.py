@@ -81,10 +81,7 @@ def pack_weight(weight: Tensor) -> Tensor | None:
 
 
 def bf16_units() -> str:
-    """The processor's units for products in bfloat16: one of ``UNITS``.
-
-    $ONEDNN_MAX_CPU_ISA and $ATEN_CPU_CAPABILITY can forbid them.
-    """
+    """The processor's units for products in bfloat16: one of ``UNITS``. $ATEN_CPU_CAPABILITY can forbid them."""
     if library.load() is not None:
         return UNITS[0]
     return UNITS[torch.ops.lightconv.cpu_bf16_units(-1)]
@@ -94,9 +91,7 @@ def lacking() -> str | None:
     """Return the reason why there are no products in bfloat16; None where there are."""
     if bf16_units() != UNITS[0]:
         return None
-    variables = {"ONEDNN_MAX_CPU_ISA": library.isa_limit(), "ATEN_CPU_CAPABILITY": library.vector_limit()}
-    limited = "".join(f"; {name} is {value}" for name, value in variables.items() if value)
-    return library.load() or f"this processor has no units for it that may be used (AMX or AVX512-BF16{limited})"
+    return library.load() or "this processor has no units for it that may be used (AMX or AVX512-BF16)"
 
 
 def slower() -> str | None:

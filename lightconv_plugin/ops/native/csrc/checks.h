@@ -21,15 +21,14 @@ inline void check_dropping(const char* operator_name, double p, const std::optio
 // A decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Gives M.
 inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Tensor& position, int64_t N, int64_t C,
                           int64_t K, ScalarType type) {
-  STD_TORCH_CHECK(ring.dim() == 3 && ancestors.dim() == 2, "conv_step: expected ring (K, M, C) and ancestors (K, N)");
-  STD_TORCH_CHECK(ring.size(0) == K && ring.size(1) >= N && ring.size(2) == C,
-                  "conv_step: expected ring (K, M, C) with the K and C of weight and x, and M >= N rows");
-  STD_TORCH_CHECK(ancestors.size(0) == K && ancestors.size(1) == N && ancestors.scalar_type() == ScalarType::Int,
-                  "conv_step: expected ancestors (K, N), int32");
+  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == K && ring.size(1) >= N && ring.size(2) == C &&
+                      ring.scalar_type() == type && ring.is_contiguous(),
+                  "conv_step: expected ring (K, M, C), M >= N, contiguous, of the type of x and weight");
+  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == K && ancestors.size(1) == N &&
+                      ancestors.scalar_type() == ScalarType::Int && ancestors.is_contiguous(),
+                  "conv_step: expected ancestors (K, N), int32, contiguous");
   STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
                   "conv_step: expected position (1,), int64");
-  STD_TORCH_CHECK(ring.scalar_type() == type, "conv_step: x, weight and ring differ in type");
-  STD_TORCH_CHECK(ring.is_contiguous() && ancestors.is_contiguous(), "conv_step: the state is not contiguous");
   return ring.size(1);
 }
 
@@ -74,21 +73,18 @@ inline void check_candidates(const Tensor& logits, const Tensor& scores, const T
 // What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).
 inline void check_attention(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
                             const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
-  STD_TORCH_CHECK(keys.dim() == 3 && values.dim() == 3, "attend: expected keys and values (sentences, S, C)");
-  const int64_t sentences = keys.size(0), S = keys.size(1);
   STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");
-  STD_TORCH_CHECK(keys.size(2) == C && values.size(0) == sentences && values.size(1) == S && values.size(2) == C,
-                  "attend: query, keys and values differ in shape");
-  STD_TORCH_CHECK(keys.scalar_type() == type && values.scalar_type() == type,
-                  "attend: query, keys and values differ in type");
-  STD_TORCH_CHECK(!padding.has_value() || (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 &&
-                                           padding->size(0) == sentences && padding->size(1) == S),
-                  "attend: expected padding (sentences, S), bool");
-  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N,
-                  "attend: expected sentence (N,), int64");
-  STD_TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && sentence.is_contiguous() &&
-                      (!padding.has_value() || padding->is_contiguous()),
-                  "attend: the state is not contiguous");
+  for (const Tensor* kept : {&keys, &values})
+    STD_TORCH_CHECK(kept->dim() == 3 && kept->size(0) == keys.size(0) && kept->size(1) == keys.size(1) &&
+                        kept->size(2) == C && kept->scalar_type() == type && kept->is_contiguous(),
+                    "attend: expected keys and values (sentences, S, C), contiguous, of the query's C and type");
+  STD_TORCH_CHECK(!padding.has_value() ||
+                      (padding->scalar_type() == ScalarType::Bool && padding->dim() == 2 && padding->is_contiguous() &&
+                       padding->size(0) == keys.size(0) && padding->size(1) == keys.size(1)),
+                  "attend: expected padding (sentences, S), bool, contiguous");
+  STD_TORCH_CHECK(sentence.scalar_type() == ScalarType::Long && sentence.dim() == 1 && sentence.size(0) == N &&
+                      sentence.is_contiguous(),
+                  "attend: expected sentence (N,), int64, contiguous");
 }
 
 }  // namespace lightconv

@@ -13,7 +13,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "conv_step(Tensor x, Tensor weight, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, bool softmax) "
            "-> Tensor",
            "cpu_vector_bits(int bits) -> int",
-           "cuda_configure(str sources, str nvrtc, str cache, str fingerprint) -> ()",
+           "cuda_configure(str sources, str nvrtc, str cache) -> ()",
            "cuda_gather(bool begin) -> int",
 
            // fused operators, beside the paper's: cpu/fused, cuda/fused

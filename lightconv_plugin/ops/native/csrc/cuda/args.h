@@ -24,31 +24,25 @@ struct ConvArgs {
   void* out;
   void* grad_logits;
   float* partial;
-  float* row_sums;  // for several bands, see row_sums in general.cuh
+  float* row_sums;  // for several bands, see row_sums in rows.cuh
   DropConnect dropconnect;
   int T, B, padding_l, splits;
   int step, sentence;
 };
 
-// finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax at least in float32
+// row_sums: sums (rows, 2) of logits (rows, K), rows = H or T * B * H
+struct RowSumsArgs {
+  const void* logits;
+  float* sums;
+  long long rows, K;
+};
+
+// finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax in float32
 struct FinishArgs {
-  const void* partial;
+  const float* partial;
   const void* logits;
   void* grad_logits;
   int splits;
-};
-
-// the general kernels: weight (rows, K) are the normalised weights, rows = H or T * B * H; products likewise T * B * H
-struct GeneralArgs {
-  const void* grad;
-  const void* x;
-  const void* logits;
-  void* weight;
-  void* products;
-  void* out;
-  DropConnect dropconnect;
-  long long T, B, H, R, K, padding_l, splits;
-  long long step, sentence;
 };
 
 struct StepArgs {

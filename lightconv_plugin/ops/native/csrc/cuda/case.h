@@ -8,7 +8,7 @@ enum class Type : int { f32, f16, bf16, f64 };
 
 constexpr int size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
 
-// Compile-time facts of a kernel. A field that a kernel does not read stays 0, so that equal kernels compare equal.
+// Compile-time facts of a kernel. A field that a kernel does not read stays 0, so that equal kernels are compiled once.
 struct Case {
   Type type;
   int K, R, H;
@@ -21,8 +21,6 @@ struct Case {
   bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
   bool mask;          // glu, attend: a padding mask
   bool both;          // grad_x and the gradient of the weights by one kernel
-
-  constexpr bool operator==(const Case&) const = default;
 };
 
 constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked

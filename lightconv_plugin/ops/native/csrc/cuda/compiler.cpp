@@ -4,15 +4,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
 #include <vector>
 
 #include "cuda/driver.h"
@@ -58,17 +58,6 @@ const Nvrtc& nvrtc() {
   return opened.emplace(chosen.nvrtc, Nvrtc{found}).first->second;
 }
 
-uint64_t fnv1a(const std::string& text, uint64_t hash) {
-  for (const unsigned char byte : text) hash = (hash ^ byte) * 0x100000001b3ull;
-  return hash;
-}
-
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 // Empty where there is no such file.
 std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -80,15 +69,12 @@ std::string content_of(const std::filesystem::path& path) {
 void write_cached(const std::string& path, const std::string& image) {
   static std::atomic<int> count{0};
   const std::string draft = path + "." + std::to_string(getpid()) + "." + std::to_string(count++);
-  {
-    std::ofstream file(draft, std::ios::binary);
-    file << image;
-    if (!file.flush()) {
-      std::remove(draft.c_str());
-      return;
-    }
-  }
-  if (std::rename(draft.c_str(), path.c_str()) != 0) std::remove(draft.c_str());
+  std::ofstream file(draft, std::ios::binary);
+  file << image;
+  file.close();
+  std::error_code ignored;
+  if (file) std::filesystem::rename(draft, path, ignored);
+  else std::filesystem::remove(draft, ignored);
 }
 
 // The newest architecture that NVRTC knows and the GPU runs: its own, or one to which the driver's compiler adapts.
@@ -97,14 +83,9 @@ int best_architecture(int capability) {
   nvrtc().nvrtcGetNumSupportedArchs(&count);
   std::vector<int> known(count);
   nvrtc().nvrtcGetSupportedArchs(known.data());
-  int best = 0;
+  int best = 0;  // of which NVRTC says that it is none
   for (const int arch : known)
     if (arch <= capability) best = std::max(best, arch);
-  if (best == 0)
-    throw std::runtime_error("lightconv: the GPU's architecture, sm_" + std::to_string(capability) +
-                             ", is older than all that this NVRTC compiles for, sm_" +
-                             std::to_string(known.empty() ? 0 : *std::min_element(known.begin(), known.end())) +
-                             " and later");
   return best;
 }
 
@@ -194,9 +175,9 @@ std::string compile(const std::string& source, int capability) {
       "--std=c++20", "--device-as-default-execution-space",
       std::string("--gpu-architecture=") + (machine_code ? "sm_" : "compute_") + std::to_string(arch)};
 
-  std::string key = chosen.fingerprint + '\n' + std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
+  std::string key = std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
   for (const std::string& option : options) key += '\n' + option;
-  const std::string name = hex(fnv1a(key, 0xcbf29ce484222325ull)) + hex(fnv1a(key, ~0ull));
+  const std::string name = std::to_string(std::hash<std::string>{}(key));
   const std::string path = chosen.cache + "/" + name + (machine_code ? ".cubin" : ".ptx");
   std::string image = content_of(path);
   if (image.empty()) write_cached(path, image = run(source, options, machine_code));

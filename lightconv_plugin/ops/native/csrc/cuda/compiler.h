@@ -8,10 +8,9 @@ namespace lightconv::cuda {
 
 // Where things are, said by Python once after the library is loaded.
 struct Settings {
-  std::string sources;      // the folder of these files
-  std::string nvrtc;        // libnvrtc
-  std::string cache;        // folder of compiled kernels
-  std::string fingerprint;  // changes with the sources
+  std::string sources;  // the folder of these files
+  std::string nvrtc;    // libnvrtc, or a library that depends on it
+  std::string cache;    // folder of kernels compiled from these files
 };
 
 void configure(const Settings& settings);

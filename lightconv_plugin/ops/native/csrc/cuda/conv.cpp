@@ -1,6 +1,5 @@
 // LightConv, DynamicConv and their step on CUDA tensors: which kernel, cut how, with which arguments.
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
 #include "conv.h"
@@ -26,20 +25,16 @@ struct Conv {
 // The kernels of a convolution and of its step.
 const Kernel CONV{"conv", "conv", "ConvArgs", "conv_"};
 const Kernel BAND{"band", "band", "ConvArgs", "conv_"};
-const Kernel ROW_SUMS{"row_sums", "general", "GeneralArgs", "conv_row_sums"};
+const Kernel ROW_SUMS{"row_sums", "rows", "RowSumsArgs", "conv_row_sums"};
 const Kernel GRAD_WEIGHT{"grad_weight", "grad_weight", "ConvArgs", "conv_grad_weight"};
 const Kernel BACKWARD{"backward", "backward", "ConvArgs", "conv_backward"};
-const Kernel FINISH{"finish", "general", "FinishArgs", "conv_grad_weight_finish"};
-const Kernel GENERAL_WEIGHTS{"general_weights", "general", "GeneralArgs", "conv_general_weights"};
-const Kernel GENERAL_CONV{"general_conv", "general", "GeneralArgs", "conv_general_"};
-const Kernel GENERAL_GRAD_DYNAMIC{"general_grad_dynamic", "general", "GeneralArgs", "conv_general_grad_weight"};
-const Kernel GENERAL_GRAD_LIGHT{"general_grad_light", "general", "GeneralArgs", "conv_general_grad_weight"};
+const Kernel FINISH{"finish", "rows", "FinishArgs", "conv_grad_weight_finish"};
 const Kernel STEP{"step", "step", "StepArgs", "conv_step"};
 
-const int CUT_WIDTH = 4096;     // wider kernels take the general kernels
+const int WIDEST = 4096;        // kernel, for the registers of `finish`
 const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
 const int BOTH_BLOCKS = 2048;   // likewise where grad_x comes with it
-const int GENERAL_THREADS = 128;
+const int ROW_THREADS = 128;    // of row_sums, a warp a row
 
 struct Positions {
   int least, most;  // of a block, if they fit
@@ -55,12 +50,12 @@ class Launcher {
                     "lightconv: packed sentences and states have kernels on a CPU alone");
     check_same(given.x, given.weight, "weight");
     conv_.R = given.C / given.H, conv_.type = type_of(given.x);
+    STD_TORCH_CHECK(conv_.type != Type::f64 && conv_.K <= WIDEST,
+                    "lightconv: on a GPU convolutions are not of float64, and of kernels of at most 4096 weights");
     if (conv_.dropconnect > 0) {
       check_same(given.x, *given.seed, "seed");
       conv_.seed = static_cast<const long long*>(given.seed->const_data_ptr());
     }
-    rows_ = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
-    sum_size_ = conv_.type == Type::f64 ? 8 : 4;
     tensor_cores_ = size_of(conv_.type) == 2 && device(place_.device).capability >= 80;
   }
 
@@ -80,13 +75,11 @@ class Launcher {
     return c;
   }
 
-  // The case with the positions of a block that T asks for, or as many as fit, at least `fewest`; positions 0: none do.
+  // The case with the positions of a block that T asks for, or as many as fit, at least `fewest`; positions 0: none do,
+  // which is so of kernels for matrix units alone.
   template <class Fits>
   Case cut(std::initializer_list<const void*> pointers, int fewest, const Fits& fits, const Positions& wanted = {32, 64}) {
     Case c = kind();
-    if (conv_.type == Type::f64 || conv_.K > CUT_WIDTH || conv_.H * conv_.R > (1 << 24) || conv_.T > (1 << 30) ||
-        conv_.B > (1 << 30))
-      return c;
     c.K = static_cast<int>(conv_.K), c.R = static_cast<int>(conv_.R), c.H = static_cast<int>(conv_.H);
     c.aligned = aligned(pointers) && aligned({conv_.logits});
     for (c.positions = wanted.of(conv_.T); c.positions >= fewest; c.positions /= 2)
@@ -125,18 +118,11 @@ class Launcher {
       c.flip = flip;
       return conv_tile(c).shared_bytes > 0;
     });
-    if (c.positions > 0) {
-      const ConvTile tile = conv_tile(c);
-      ConvArgs args = args_of(c);
-      args.x = x, args.out = out;
-      const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
-      return launch(place_, CONV, c, {blocks(c) * groups, tile.threads, tile.shared_bytes}, &args);
-    }
-    GeneralArgs args = general_args();
+    const ConvTile tile = conv_tile(c);
+    ConvArgs args = args_of(c);
     args.x = x, args.out = out;
-    c = kind();
-    c.flip = flip, c.softmax = false;
-    launch(place_, GENERAL_CONV, c, all(conv_.T * conv_.B * conv_.H * conv_.R), &args);
+    const long long groups = static_cast<long long>(ceil_div(c.H, tile.heads)) * tile.parts;
+    launch(place_, CONV, c, {blocks(c) * groups, tile.threads, tile.shared_bytes}, &args);
   }
 
   // Both gradients by one kernel, where it can.
@@ -164,7 +150,6 @@ class Launcher {
       c.tensor_cores = tensor_cores;
       return grad_tile(c).shared_bytes > 0;
     });
-    if (c.positions == 0) return general_gradient(grad, out);
     const GradTile tile = grad_tile(c);
     const long long groups = ceil_div(c.H, tile.heads);
     Case stage = c;
@@ -184,64 +169,32 @@ class Launcher {
     args.partial = static_cast<float*>(place_.scratch(sizeof(float) * args.splits * conv_.H * conv_.K));
   }
 
-  void finish(const void* partial, int splits, void* out) {
+  void finish(const float* partial, int splits, void* out) {
     Case c{};
-    c.type = conv_.softmax || conv_.type == Type::f64 ? conv_.type : Type::f32;  // as conv.h says
+    c.type = conv_.softmax ? conv_.type : Type::f32;  // as conv.h says
     c.softmax = conv_.softmax, c.K = static_cast<int>(conv_.K), c.H = static_cast<int>(conv_.H);
     const FinishArgs args{partial, conv_.logits, out, splits};
-    const int warps = finish_warps(c.K), size = c.type == Type::f64 ? 8 : 4;
-    launch(place_, FINISH, c, {conv_.H, 32 * warps, warps > 1 ? warps * c.K * size : 0}, &args);
+    const int warps = finish_warps(c.K);
+    launch(place_, FINISH, c, {conv_.H, 32 * warps, warps > 1 ? warps * c.K * 4 : 0}, &args);
   }
 
-  // Of each row of logits: see row_sums in general.cuh.
+  // Of each row of logits: see row_sums in rows.cuh.
   float* row_sums() {
     if (row_sums_ == nullptr) {
-      GeneralArgs args{};
-      args.logits = conv_.logits, args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.K = conv_.K;
-      args.weight = row_sums_ = static_cast<float*>(place_.scratch(rows_ * 2 * sizeof(float)));
+      const long long rows = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;
+      row_sums_ = static_cast<float*>(place_.scratch(rows * 2 * sizeof(float)));
+      const RowSumsArgs args{conv_.logits, row_sums_, rows, conv_.K};
       Case c{};
       c.type = conv_.type, c.dynamic = conv_.dynamic, c.aligned = aligned({conv_.logits});
-      launch(place_, ROW_SUMS, c, all(rows_ * 32), &args);
+      launch(place_, ROW_SUMS, c, {blocks_for(rows * 32, ROW_THREADS), ROW_THREADS, 0}, &args);
     }
     return row_sums_;
   }
 
-  // The general kernels' arguments, with the normalised weights.
-  GeneralArgs general_args() {
-    GeneralArgs args{};
-    args.logits = conv_.logits, args.x = conv_.x, args.dropconnect = dropping(conv_.dropconnect, conv_.seed);
-    args.T = conv_.T, args.B = conv_.B, args.H = conv_.H, args.R = conv_.R, args.K = conv_.K;
-    args.padding_l = conv_.padding_l, args.step = conv_.step, args.sentence = conv_.sentence;
-    if (weight_ == nullptr) {
-      args.weight = weight_ = place_.scratch(rows_ * conv_.K * sum_size_);
-      Case c = kind();
-      c.drop = false;
-      launch(place_, GENERAL_WEIGHTS, c, all(rows_ * 32), &args);
-    }
-    args.weight = weight_;
-    return args;
-  }
-
-  void general_gradient(const void* grad, void* out) {
-    GeneralArgs args = general_args();
-    Case c = kind();
-    args.grad = grad, args.out = out;
-    args.splits = conv_.dynamic ? 0 : std::clamp<long long>(SPLIT_BLOCKS / conv_.H, 1, conv_.T * conv_.B);
-    args.products = place_.scratch((conv_.dynamic ? rows_ : args.splits * conv_.H) * conv_.K * sum_size_);
-    if (conv_.dynamic) return launch(place_, GENERAL_GRAD_DYNAMIC, c, all(rows_ * 32), &args);
-    c.softmax = false;
-    launch(place_, GENERAL_GRAD_LIGHT, c, {args.splits * conv_.H, GENERAL_THREADS, 0}, &args);
-    finish(args.products, static_cast<int>(args.splits), out);
-  }
-
-  static Grid all(long long items) { return {blocks_for(items, GENERAL_THREADS), GENERAL_THREADS, 0}; }
-
   Memory memory_;
   const Place place_;
   Conv conv_;
-  long long rows_, sum_size_;  // of logits; bytes of a number of the sums
   bool tensor_cores_;
-  void* weight_ = nullptr;
   float* row_sums_ = nullptr;
 };
 
@@ -271,18 +224,13 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   c.K = static_cast<int>(sizes.K), c.R = static_cast<int>(sizes.C / sizes.H), c.H = static_cast<int>(sizes.H);
   c.aligned = aligned({args.x, args.ring, args.out});
   const StepTile tile = step_tile(c);
-  if (tile.shared_bytes == 0)
-    throw std::runtime_error("lightconv: a decoding step takes kernels of up to 3072 (float64) or 4096 weights; got " +
-                             std::to_string(c.K));
   Memory memory(x);
   const Place place = memory.place();
   launch(place, STEP, c, {static_cast<long long>(args.N) * ceil_div(c.H, tile.heads), tile.threads, tile.shared_bytes}, &args);
   return out;
 }
 
-void cuda_configure(std::string sources, std::string nvrtc, std::string cache, std::string fingerprint) {
-  configure({sources, nvrtc, cache, fingerprint});
-}
+void cuda_configure(std::string sources, std::string nvrtc, std::string cache) { configure({sources, nvrtc, cache}); }
 
 }  // namespace
 

@@ -1,9 +1,10 @@
 #include "cuda/kernels.h"
 
+#include <algorithm>
 #include <atomic>
+#include <future>
 #include <map>
 #include <mutex>
-#include <stdexcept>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -77,25 +78,17 @@ int64_t gather(bool begin) {
   }
   if (begin) return 0;
   std::atomic<size_t> next{0};
-  std::string failed;
   const auto work = [&] {
     for (size_t i = next++; i < found.size(); i = next++) {
-      try {
-        const auto& [index, kernel, c, grid] = found[i];
-        const Current current(device(index));
-        function_of(index, *kernel, c, grid);
-      } catch (const std::exception& error) {
-        const std::lock_guard<std::mutex> lock(noting);
-        failed = error.what();
-      }
+      const auto& [index, kernel, c, grid] = found[i];
+      const Current current(device(index));
+      function_of(index, *kernel, c, grid);
     }
   };
-  std::vector<std::thread> workers;
-  const size_t processors = std::thread::hardware_concurrency();
-  for (size_t i = 1; i < processors && i < found.size(); ++i) workers.emplace_back(work);
-  work();
-  for (std::thread& worker : workers) worker.join();
-  if (!failed.empty()) throw std::runtime_error(failed);
+  std::vector<std::future<void>> workers;  // each gives its error
+  for (unsigned int i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i)
+    workers.push_back(std::async(std::launch::async, work));
+  for (std::future<void>& worker : workers) worker.get();
   return static_cast<int64_t>(found.size());
 }
 
@@ -142,9 +135,6 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
 
 void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args) {
   if (grid.blocks <= 0) return;
-  if (grid.blocks > 0x7fffffff)
-    throw std::runtime_error(std::string("lightconv: ") + kernel.name + " would take " +
-                             std::to_string(grid.blocks) + " blocks; a launch has at most 2147483647");
   if (gathering) {
     const std::lock_guard<std::mutex> lock(noting);
     noted.insert({key_of(place.device, kernel, c, grid.threads), {place.device, &kernel, c, grid}});

@@ -8,26 +8,17 @@
 namespace lightconv::cuda {
 
 // The row of memory that holds position t of sentence b; see args.h.
-template <class Args> __device__ __forceinline__ long long row_of(const Args& args, long long t, long long b) {
+__device__ __forceinline__ long long row_of(const ConvArgs& args, long long t, long long b) {
   return t * args.step + b * args.sentence;
 }
 
 // Which of taps 4 * quad .. 4 * quad + 3 of the position n = (t * B + b) * H + h stay, as factors 1 / (1 - p) or 0.
-template <class A>
 __device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned long long seed, long long n, int quad,
-                                             A (&factor)[4]) {
+                                             float (&factor)[4]) {
   const Words words = philox({{static_cast<Word>(n), static_cast<Word>(n >> 32), static_cast<Word>(quad), 0}},
                              static_cast<Word>(seed), static_cast<Word>(seed >> 32));
 #pragma unroll
-  for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? A(drop.scale) : A(0);
-}
-
-// The factor of one tap alone.
-template <class A>
-__device__ __forceinline__ A keep_factor(const DropConnect& drop, unsigned long long seed, long long n, long long j) {
-  A factor[4];
-  keep_factors(drop, seed, n, static_cast<int>(j / 4), factor);
-  return j % 4 == 0 ? factor[0] : j % 4 == 1 ? factor[1] : j % 4 == 2 ? factor[2] : factor[3];
+  for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? static_cast<float>(drop.scale) : 0.0f;
 }
 
 // Lanes that share a row, so that a block of `threads` is busy with `rows` rows.
