@@ -11,15 +11,8 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import (
-    ConvModule,
-    Dropout,
-    DynamicConv,
-    IncrementalState,
-    LightweightConv,
-    is_plain,
-    packed_weight,
-)
+from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, IncrementalState, LightweightConv
+from lightconv_plugin.modules.linear import is_plain, packed_weight
 
 # The parts that the operator does: the classes that they may have, by the last part of the name.
 PARTS: dict[str, tuple[type[nn.Module], ...]] = {

@@ -12,7 +12,9 @@ from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import Dropout, IncrementalState, OwnEntry, apply_linear, is_plain, linear
+from lightconv_plugin.modules import Dropout, IncrementalState
+from lightconv_plugin.modules.linear import apply_linear, is_plain, linear
+from lightconv_plugin.modules.window import OwnEntry
 
 
 class Residual(nn.Module):

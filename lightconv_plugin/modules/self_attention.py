@@ -45,7 +45,7 @@ class SelfAttention(InputWindow):
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
         q, k, v = self._project(x)
         if incremental_state is not None:  # which keeps keys and values: the past is projected once
-            self.check_step(x, padding_mask)
+            self.check_step(padding_mask)
 
             def step(q: Tensor, kv: Tensor) -> Tensor:
                 k, v = self.push(kv, incremental_state).chunk(2, dim=2)

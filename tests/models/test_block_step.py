@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
-from lightconv_plugin.modules import with_packed_weights
+from lightconv_plugin.modules.linear import with_packed_weights
 from tests.models import common
 from tests.ops.conftest import cpu, products_in_bf16  # noqa: F401  a fixture
 from tests.tolerances import assert_close
