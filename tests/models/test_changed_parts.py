@@ -5,7 +5,6 @@ against the same sentence in a batch.
 """
 
 import copy
-import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,11 +19,10 @@ from torch.nn.utils import parametrize, prune
 from lightconv_plugin import ops
 from lightconv_plugin.modules import AverageAttention
 from lightconv_plugin.modules.linear import is_plain
-from tests.models import common, test_decoders
+from tests.models.common import check_scores
 from tests.ops.conftest import products_in_bf16
 from tests.tasks import test_beam_search as searches
-from tests.tasks.test_beam_search import DYNAMIC, EOS, PAD, assert_same, captured, generators, sample
-from tests.tolerances import assert_close
+from tests.tasks.test_beam_search import DYNAMIC, assert_same, captured, generators, sample
 
 SOURCES = [7, 3, 5, 6, 2, 4, 7, 5, 3, 6] * 2
 NORMS = ["mixer_residual.layer_norm", "encoder_attn_residual.layer_norm", "ffn_residual.layer_norm"]
@@ -109,29 +107,17 @@ CHANGES: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
 }
 
 
-def forced(built, batch, hypotheses):
-    """Log-probabilities of each sentence's best hypothesis, all positions at once."""
-    best = [each[0]["tokens"] for each in hypotheses]
-    words = nn.utils.rnn.pad_sequence(best, batch_first=True, padding_value=PAD)
-    start = torch.cat([torch.full((len(best), 1), EOS), words[:, :-1]], dim=1)
-    logits = built(batch["net_input"]["src_tokens"], None, start)[0]
-    scores = torch.log_softmax(logits, -1).gather(2, words.unsqueeze(2)).squeeze(2)
-    return [row[: len(own)] for row, own in zip(scores, best, strict=True)]
-
-
-def check(built, unchanged):
+def check(built):
     """Both searches score what ``built`` gives over all positions, alone and in a batch, and not what it was before."""
     batch, alone = sample(SOURCES), sample(SOURCES[:1])
     alone["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"][:1]
     for generator in generators([built], max_len_b=8, beam=2):
-        together, single = generator.generate([], batch), generator.generate([], alone)
-        expected = forced(built, batch, together)
-        for (best, *_), scores in zip(together, expected, strict=True):
-            assert_close(best["positional_scores"], scores)
-        assert single[0][0]["tokens"].tolist() == together[0][0]["tokens"].tolist()
-        assert_close(single[0][0]["positional_scores"], expected[0])
-    before = forced(unchanged, batch, together)
-    assert max((new - old).abs().max().item() for new, old in zip(expected, before, strict=True)) > 1e-4
+        for each in (batch, alone):
+            found = generator.generate([], each)
+            check_scores(built, each["net_input"], found)
+    words = found[0][0]["tokens"][None]
+    after, before = (each(alone["net_input"]["src_tokens"], None, words)[0] for each in (built, model()))
+    assert (after - before).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -143,7 +129,7 @@ def test_the_search_scores_what_the_changed_model_does(name, monkeypatch):
         if isinstance(given := change(layer.get_submodule(path)), nn.Module):
             layer.set_submodule(path, given)
     with mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
-        check(built, model())
+        check(built)
     assert operator.called == (name == "plain again")
 
 
@@ -202,41 +188,10 @@ def test_adapters_act_in_the_search():
     targets = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
     options = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
     adapted = peft.get_peft_model(model(), options).eval()
-    check(adapted, model())
+    check(adapted)
     merged = adapted.merge_and_unload()
     assert is_plain(merged.decoder.layers[0].ffn.fc1, nn.Linear)
-    check(merged, model())
-
-
-PASSED_BY = "|".join(
-    [
-        ".*(ModuleList|Sequential)",
-        "adaptive_softmax.*",  # called for probabilities
-        "embed_tokens[.].*",  # a band of an adaptive input, for its own words
-        ".*(encoder_attn.dropout_module|conv.weight_dropout)",  # which the operators do themselves
-    ]
-)
-
-
-@pytest.mark.parametrize("name", test_decoders.MODELS)
-@torch.no_grad()
-def test_every_module_of_a_decoder_is_called_at_every_step(name):
-    """But what reads the source once, and dropout of weights."""
-    built = copy.deepcopy(test_decoders.built(name)).float()
-    passed_by = PASSED_BY + "|.*mixer.dropout" * ("attention" in name)
-    called: list[str] = []
-    expected = set()
-    for part, module in built.decoder.named_modules():
-        if not any(re.fullmatch(passed_by, text) for text in (part, type(module).__name__)):
-            module.register_forward_hook(lambda module, args, out, part=part: called.append(part))
-            expected.add(part)
-    state: dict = {}
-    words, read = common.tokens(2, 3), test_decoders.source_of(built)
-    for end in range(1, 4):
-        called.clear()
-        built.decoder(words[:, :end], incremental_state=state, **read)
-        once = {part for part in expected if end > 1 and part.endswith(("attn.k_proj", "attn.v_proj"))}
-        assert set(called) == expected - once
+    check(merged)
 
 
 @torch.no_grad()
