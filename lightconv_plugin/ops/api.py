@@ -15,8 +15,8 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
 
 
-class ConvOptions(TypedDict, total=False):
-    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
+class SequenceOptions(TypedDict, total=False):
+    """Options of a call of the modules, for type checkers."""
 
     batch_first: bool
     cu_seqlens: Tensor | None
@@ -24,6 +24,11 @@ class ConvOptions(TypedDict, total=False):
     bias: Tensor | None
     activation: str | None
     residual: Tensor | None
+
+
+class ConvOptions(SequenceOptions, total=False):
+    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
+
     normalization: str
     dropconnect: float
     backend: str

@@ -23,6 +23,7 @@ def test_a_module_is_its_operator(conv, causal):
     else:
         logits = (x @ module.weight_linear.weight.t()).view(9, 3, 2, 5)
         expected = reference.dynamic_conv(x, logits, padding_l=padding_l)
+        assert_close(module.kernels(x), logits.softmax(-1))
     assert_close(module(x), expected)
 
 
