@@ -208,7 +208,7 @@ REFUSED = {
     "train: {lr: [0.01, 0.02]}": "build `train.optimizer` and `train.lr-scheduler`: Cannot use a fixed learning rate",
     "train: {encoder-attention-heads: 5}": "5 heads do not divide 32 channels; choose",
     f"train: {{{EVAL_BLEU}, eval-bleu-args: beam}}": "build the model of `train`: Expecting value",
-    "dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null": "requires a joined dictionary",
+    "dataset: debian_en_zh\ntrain: {share-all-embeddings: true}\nspeed: null": "with --joined-dictionary",
     "average: {last: 9}\ntune: null": "`average.last` asks for 9 checkpoints by update",
     "batch: {tokens: 1, max-tokens: 9}\ntrain: {max-tokens: null}": "batch.tokens is 1, too few for 2 devices",
 }
