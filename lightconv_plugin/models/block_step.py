@@ -11,18 +11,14 @@ from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import (
-    ConvModule,
-    Dropout,
-    DynamicConv,
-    IncrementalState,
-    LightweightConv,
-    is_plain,
-    packed_weight,
-)
+from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, IncrementalState, LightweightConv
+from lightconv_plugin.modules.linear import is_plain, packed_weight
 
-# The parts that the operator does: the classes that they may have, by the last part of the name.
-PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+Kinds = dict[str, tuple[type[nn.Module], ...]]
+
+# The parts that the operator does: the classes that they may have, by the last part of the name. The block's own
+# residual connections and feed-forward network come to them.
+PARTS: Kinds = {
     "mixer": (ConvModule,),
     "conv": (LightweightConv, DynamicConv),
     "encoder_attn": (SourceAttention,),
@@ -33,15 +29,8 @@ PARTS: dict[str, tuple[type[nn.Module], ...]] = {
 RESIDUALS = ("mixer_residual", "encoder_attn_residual", "ffn_residual")
 
 
-def can_step(block: Any, own: tuple[type[nn.Module], type[nn.Module]], x: Tensor) -> bool:
-    """Return True if one operator can do a step of a ``DecoderBlock``. Slow: it walks through all modules.
-
-    Args:
-        block: the block.
-        own: the classes of its residual connections and of its feed-forward network.
-        x: the block's input (1, N, C).
-    """
-    kinds = {**PARTS, **dict.fromkeys(RESIDUALS, own[:1]), "ffn": own[1:]}
+def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
+    """Return True if one operator can do a step (1, N, C) of a ``DecoderBlock``. Slow: it walks through all modules."""
     parts = dict(block.named_modules())
     del parts[""]  # the block itself, which is called
     for name, part in parts.items():
@@ -88,13 +77,7 @@ def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
     return found
 
 
-def step(
-    block: Any,
-    own: tuple[type[nn.Module], type[nn.Module]],
-    x: Tensor,
-    incremental_state: IncrementalState,
-    need_weights: bool,
-) -> Tensor | None:
+def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
     """The newest position (1, N, C) to (1, N, C); None for what the block's parts must do.
 
     That is what they make states in, the first step of a search, for all of which it decides if the block ``can_step``;
@@ -102,8 +85,8 @@ def step(
     """
     entry: Any = incremental_state.get(block._owner)
     if entry is None:
-        at_once: Any = can_step(block, own, x[:1])
-        incremental_state[block._owner] = {"at_once": at_once}
+        entry = {"at_once": can_step(block, kinds, x[:1])}
+        incremental_state[block._owner] = entry
         return None
     if not entry["at_once"] or need_weights or x.shape[0] != 1:
         return None

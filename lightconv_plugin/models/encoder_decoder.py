@@ -19,16 +19,8 @@ from lightconv_plugin.models.hub import PluginModel
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
 from lightconv_plugin.models.resolve import check_bands, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import (
-    AverageAttention,
-    ConvModule,
-    Dropout,
-    IncrementalState,
-    apply_linear,
-    is_plain,
-    modules_of,
-    with_packed_weights,
-)
+from lightconv_plugin.modules import AverageAttention, ConvModule, Dropout, IncrementalState
+from lightconv_plugin.modules.linear import apply_linear, is_plain, modules_of, with_packed_weights
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -86,7 +78,8 @@ class LightConvDecoder(TransformerDecoderBase):
     """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
-        check_bands(cfg, "softmax", len(dictionary))
+        if cfg.adaptive_softmax_cutoff:
+            check_bands("adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, len(dictionary))
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)
@@ -189,19 +182,13 @@ class LightConvModel(PluginModel, TransformerModelBase):
         """Build from flags (a namespace), YAML or a checkpoint's config.
 
         Raises:
-            ValueError: options that contradict each other, or do not fit the task's dictionaries or padding.
+            ValueError: options that do not fit each other, or the task's dictionaries or padding.
         """
         complete = resolve(cfg)
         options = getattr(task, "cfg", None) or getattr(task, "args", None)
         if getattr(options, "left_pad_target", False) in (True, "True"):
             raise ValueError(
                 "--left-pad-target True puts padding where these decoders look without a mask; leave it out"
-            )
-        if complete.share_all_embeddings and task.source_dictionary != task.target_dictionary:
-            raise ValueError(
-                "--share-all-embeddings, given or set by the architecture, needs a joined dictionary; this data has "
-                f"two, of {len(task.source_dictionary)} and {len(task.target_dictionary)} types. Give "
-                "--no-share-all-embeddings, or prepare the data with --joined-dictionary"
             )
         return super().build_model(complete, task)
 

@@ -18,23 +18,13 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
     """Complete and check the options; returns the form that fairseq's decoder takes.
 
     Raises:
-        ValueError: options that contradict each other, in a sentence.
+        ValueError: an adaptive input and softmax that cannot share weights.
     """
     args = to_namespace(cfg, LightConvLanguageModelConfig)
-    fill(args, {**BASE_DECODER, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048})
-    if not isinstance(args.tokens_per_sample, int):  # an interpolation that nobody resolved
-        args.tokens_per_sample = 1024
-    if not isinstance(args.max_target_positions, int):
-        args.max_target_positions = args.tokens_per_sample
+    fill(args, {**BASE_DECODER, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "tokens_per_sample": 1024})
+    fill(args, {"max_target_positions": args.tokens_per_sample})
     resolve_common(args)
     resolve_side(args, "decoder")
-    if args.adaptive_input and not args.adaptive_input_cutoff:
-        raise ValueError("--adaptive-input needs --adaptive-input-cutoff, for example 60000,160000")
-    if args.adaptive_input and args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff:
-        raise ValueError(
-            "--adaptive-input has no one matrix for --share-decoder-input-output-embed; give one of the two, or "
-            "--tie-adaptive-weights with --adaptive-softmax-cutoff"
-        )
     if args.tie_adaptive_weights:
         own = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
         softmax = (args.adaptive_softmax_cutoff, args.adaptive_softmax_factor, args.decoder_output_dim)
@@ -43,12 +33,6 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
                 "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor and width of the adaptive "
                 f"softmax; got {own if args.adaptive_input else 'no adaptive input'} and {softmax}. Make them equal, "
                 "or give --no-tie-adaptive-weights"
-            )
-        if args.decoder_output_dim != args.decoder_embed_dim:
-            raise ValueError(
-                f"--tie-adaptive-weights needs an input and output of --decoder-embed-dim {args.decoder_embed_dim}; "
-                f"got {args.decoder_output_dim}. Leave --decoder-input-dim and --decoder-output-dim out, or give "
-                "--no-tie-adaptive-weights"
             )
     return TransformerConfig.from_namespace(args)
 
@@ -62,7 +46,7 @@ class LightConvLanguageModel(PluginModel, FairseqLanguageModel):
         """Build from flags (a namespace), YAML or a checkpoint's config.
 
         Raises:
-            ValueError: options that contradict each other, or cut-offs beyond the dictionary.
+            ValueError: options that do not fit each other, or cut-offs beyond the dictionary.
         """
         complete = resolve_language_model(cfg)
         embed_tokens = build_embedding(complete, task.dictionary)
@@ -98,13 +82,13 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
     """Token embeddings, of a width that falls with the words' frequency where asked for."""
     vocab_size = len(dictionary)
     if cfg.adaptive_input:
-        check_bands(cfg, "input", vocab_size)
+        check_bands("adaptive-input-cutoff", cfg.adaptive_input_cutoff or [], vocab_size)
         return AdaptiveEmbedding(
             vocab_size,
             dictionary.pad(),
             cfg.decoder.input_dim,
             cfg.adaptive_input_factor,
             cfg.decoder.embed_dim,
-            list(cfg.adaptive_input_cutoff),
+            cfg.adaptive_input_cutoff,
         )
     return Embedding(vocab_size, cfg.decoder.input_dim, dictionary.pad())

@@ -12,7 +12,9 @@ from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.source_attention import SourceAttention
-from lightconv_plugin.modules import Dropout, IncrementalState, OwnEntry, apply_linear, is_plain, linear
+from lightconv_plugin.modules import Dropout, IncrementalState
+from lightconv_plugin.modules.linear import apply_linear, is_plain, linear
+from lightconv_plugin.modules.window import OwnEntry
 
 
 class Residual(nn.Module):
@@ -60,6 +62,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., C) gives (..., C)."""
         return apply_linear(self.fc2, self.dropout(apply_linear(self.fc1, x, self.activation)))
+
+
+KINDS = block_step.PARTS | dict.fromkeys(block_step.RESIDUALS, (Residual,)) | {"ffn": (FeedForward,)}
 
 
 class Block(nn.Module):
@@ -135,8 +140,7 @@ class DecoderBlock(OwnEntry, Block):
         """
         need_attn, need_head_weights = need_attn and self.need_attn, need_head_weights and self.need_attn
         if incremental_state is not None:
-            own, need_weights = (Residual, FeedForward), need_attn or need_head_weights
-            stepped = block_step.step(self, own, x, incremental_state, need_weights)
+            stepped = block_step.step(self, KINDS, x, incremental_state, need_attn or need_head_weights)
             if stepped is not None:  # by one operator
                 return stepped, None, None
         x = self.mixer_residual(x, self.mixer(self.mixer_residual.before(x), incremental_state=incremental_state))

@@ -58,5 +58,4 @@ def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side
         ),
         glu=stack.glu,
         input_dropout=cfg.input_dropout,
-        query_dim=stack.query_dim,
     )

@@ -1,14 +1,15 @@
 """Attention of a decoder to the source: fairseq's, with steps that do not copy the source's keys and values."""
 
+from typing import Any
+
 import torch
 from fairseq.modules import MultiheadAttention
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import Dropout, IncrementalState, OwnEntry, apply_linear, is_plain
-from lightconv_plugin.modules.window import check_heads
-
-_NO_SOURCE = "there is no source to attend to; give encoder_out, or build the model with --no-cross-attention"
+from lightconv_plugin.modules import Dropout, IncrementalState
+from lightconv_plugin.modules.linear import apply_linear
+from lightconv_plugin.modules.window import OwnEntry
 
 
 class SourceAttention(OwnEntry, MultiheadAttention):
@@ -16,11 +17,10 @@ class SourceAttention(OwnEntry, MultiheadAttention):
 
     In incremental decoding the keys and values of a sentence are computed once and stay where they are, for all of its
     hypotheses. Beam search re-orders only the number of the sentence that each hypothesis belongs to. The source may be
-    given once for each hypothesis, or once for each sentence where its hypotheses follow each other.
+    given once for each hypothesis, or once for each sentence where its hypotheses, equally many, follow each other.
     """
 
     def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
-        check_heads(embed_dim, heads)
         super().__init__(
             embed_dim, heads, kdim=source_dim, vdim=source_dim, dropout=dropout, encoder_decoder_attention=True
         )
@@ -38,8 +38,6 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         incremental_state: IncrementalState | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As fairseq's.
@@ -51,13 +49,7 @@ class SourceAttention(OwnEntry, MultiheadAttention):
             key_padding_mask: (B, S), or (B / beam, S) with a state.
             need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
             static_kv: taken for granted: the source does not change from step to step.
-            attn_mask, before_softmax: not supported.
-
-        Raises:
-            ValueError: no source, what is not supported, or hypotheses that the sentences of the source do not divide.
         """
-        if attn_mask is not None or before_softmax:
-            raise ValueError("attention to the source takes no mask but that of its padding, and gives no raw scores")
         need_weights = need_weights or need_head_weights
         if incremental_state is None:
             out, weights = self._attend(query, key, value, key_padding_mask, need_weights)
@@ -75,8 +67,6 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3)
 
-        if key is None or value is None:
-            raise ValueError(_NO_SOURCE)
         pairs = ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         q, k, v = (split(apply_linear(layer, x)) for layer, x in pairs)
         seen = None if padding is None else ~padding.bool()[:, None, None, :]
@@ -88,16 +78,18 @@ class SourceAttention(OwnEntry, MultiheadAttention):
     def _step(
         self,
         query: Tensor,
-        key: Tensor | None,
+        key: Any,
         padding: Tensor | None,
         incremental_state: IncrementalState,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The newest positions: (T, B, C), and the weights (H, B, T, S) if needed."""
         source = self.get_incremental_state(incremental_state, "source")
-        if source is None:
-            source = self._read(key, padding, incremental_state, query.shape[1])
         positions, rows, channels = query.shape
+        if source is None:
+            sentence = torch.arange(key.shape[1], device=key.device)
+            sentence = sentence.repeat_interleave(rows // max(len(sentence), 1))
+            source = self.read(key.transpose(0, 1).contiguous(), padding, sentence, incremental_state)
         sentence = source["sentence"]
         if positions > 1:  # a row for each position of each hypothesis
             sentence = sentence.repeat(positions)
@@ -114,36 +106,14 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         self, source: Tensor, padding: Tensor | None, sentence: Tensor, incremental_state: IncrementalState
     ) -> dict[str, Tensor | None]:
         """Keep in the state what steps need of the source (sentences, S, C), and each hypothesis' sentence (N,)."""
-
-        def projected(part: nn.Module) -> Tensor:
-            if is_plain(part, nn.Linear):
-                return apply_linear(part, source)
-            # hooks and the like see the source as fairseq lays it, (S, sentences, C)
-            return apply_linear(part, source.transpose(0, 1)).transpose(0, 1).contiguous()
-
         kept = {
-            "keys": projected(self.k_proj),
-            "values": projected(self.v_proj),
+            "keys": apply_linear(self.k_proj, source),
+            "values": apply_linear(self.v_proj, source),
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": sentence,
         }
         self.set_incremental_state(incremental_state, "source", kept)
         return kept
-
-    def _read(
-        self, source: Tensor | None, padding: Tensor | None, incremental_state: IncrementalState, rows: int
-    ) -> dict[str, Tensor | None]:
-        """The same with a source (S, sentences, C), of which each sentence has as many of the rows."""
-        if source is None:
-            raise ValueError(_NO_SOURCE)
-        sentences = source.shape[1]
-        if rows % sentences if sentences else rows:
-            raise ValueError(
-                f"each sentence of the source must have the same number of hypotheses; got {rows} rows and a source "
-                f"{tuple(source.shape)}, (S, sentences, C)"
-            )
-        sentence = torch.arange(sentences, device=source.device).repeat_interleave(rows // max(sentences, 1))
-        return self.read(source.transpose(0, 1).contiguous(), padding, sentence, incremental_state)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""

@@ -1,20 +1,12 @@
 """Layers with parameters and state, for any model. Imports torch alone. One class an operator, whatever the backend."""
 
 from lightconv_plugin.modules.average_attention import AverageAttention
-from lightconv_plugin.modules.conv import DynamicConv, LightweightConv, TimeConv
+from lightconv_plugin.modules.conv import DynamicConv, LightweightConv
 from lightconv_plugin.modules.conv_module import ConvModule
 from lightconv_plugin.modules.dropout import Dropout
-from lightconv_plugin.modules.linear import (
-    apply_linear,
-    is_plain,
-    linear,
-    modules_of,
-    packed_weight,
-    with_packed_weights,
-)
 from lightconv_plugin.modules.self_attention import SelfAttention
 from lightconv_plugin.modules.standard_conv import StandardConv
-from lightconv_plugin.modules.window import IncrementalState, InputWindow, OwnEntry, StepByStep
+from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 __all__ = [
     "AverageAttention",
@@ -22,17 +14,8 @@ __all__ = [
     "Dropout",
     "DynamicConv",
     "IncrementalState",
-    "InputWindow",
     "LightweightConv",
-    "OwnEntry",
     "SelfAttention",
     "StandardConv",
     "StepByStep",
-    "TimeConv",
-    "apply_linear",
-    "is_plain",
-    "linear",
-    "modules_of",
-    "packed_weight",
-    "with_packed_weights",
 ]

@@ -37,7 +37,7 @@ class AverageAttention(StepByStep):
         if incremental_state is None:
             mean = self._mean(x, padding_mask)
         else:
-            self.check_step(x, padding_mask)
+            self.check_step(padding_mask)
             mean = self.each_position(lambda newest: self._step(newest, incremental_state), x)
         g = apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, mean))))
         own, averaged = torch.sigmoid(apply_linear(self.gate, torch.cat([x, g], dim=-1))).chunk(2, dim=-1)

@@ -1,7 +1,6 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
-from operator import index
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +10,18 @@ from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear
 from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_width
-from lightconv_plugin.ops.api import SequenceOptions as Options
 
 DROPCONNECT_PER = ("position", "kernel")
-Past = IncrementalState | None
+
+
+class TimeConvOptions(TypedDict, total=False):
+    """Options of both convolutions, which ``TimeConv`` explains."""
+
+    dropconnect: float
+    dropconnect_per: str
+    normalization: str
+    batch_first: bool
+    backend: str
 
 
 class TimeConv(StepByStep):
@@ -36,8 +43,8 @@ class TimeConv(StepByStep):
         backend: "auto", or the one backend that may run.
 
     Raises:
-        ValueError: heads that do not divide the channels, an even kernel that is not causal, a probability outside
-            [0, 1), a kernel without weights, or an unknown dropconnect_per, normalization or backend.
+        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
+            a probability outside [0, 1], or an unknown dropconnect_per.
     """
 
     query_dim: int | None = None  # DynamicConv's
@@ -46,27 +53,20 @@ class TimeConv(StepByStep):
         self,
         channels: int,
         kernel_size: int,
+        *,
         heads: int,
         causal: bool,
-        dropconnect: float,
-        dropconnect_per: str,
-        normalization: str,
-        batch_first: bool,
-        backend: str,
+        dropconnect: float = 0.0,
+        dropconnect_per: str = "position",
+        normalization: str = "softmax",
+        batch_first: bool = False,
+        backend: str = "auto",
     ) -> None:
         super().__init__(causal=causal)
         check_width(kernel_size, causal=causal)
         check_heads(channels, heads)
-        channels, kernel_size, heads = index(channels), index(kernel_size), index(heads)  # numpy's, or a tensor's
-        if not 0.0 <= dropconnect < 1.0:
-            raise ValueError(f"DropConnect's probability is {dropconnect}; expected 0 <= p < 1")
-        for name, value, choices in (
-            ("dropconnect_per", dropconnect_per, DROPCONNECT_PER),
-            ("normalization", normalization, ops.NORMALIZATIONS),
-            ("backend", backend, ops.CHOICES),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} is {value!r}; expected one of: {', '.join(choices)}")
+        if dropconnect_per not in DROPCONNECT_PER:
+            raise ValueError(f"dropconnect_per is {dropconnect_per!r}; expected one of: {', '.join(DROPCONNECT_PER)}")
         self.channels = channels
         self.kernel_size = kernel_size
         self.heads = heads
@@ -77,57 +77,32 @@ class TimeConv(StepByStep):
         self.batch_first = batch_first
         self.backend = backend
 
-    def check_features(self, x: Tensor, features: int | None, name: str) -> None:
-        """Refuse inputs of another width than the module was made for."""
-        if x.shape[-1] != features:
-            raise ValueError(f"{type(self).__name__} was made for {features} channels of {name}; got {tuple(x.shape)}")
-
-    def predict(self, query: Tensor | None) -> Tensor:
+    def predict(self, query: Tensor) -> Tensor:
         """The kernels' logits: (H, K), or (T, B, H, K) from a query (T, B, Q), or however it lies."""
         raise NotImplementedError
 
-    def kernels(self, query: Tensor | None = None) -> Tensor:
+    def kernels(self, query: Tensor) -> Tensor:
         """The kernels, normalised, of a query: x where the module has none of its own."""
         return ops.normalize_kernel(self.predict(query), self.normalization)
 
-    @overload
     def forward(
         self,
         x: Tensor,
-        incremental_state: Past = None,
+        incremental_state: IncrementalState | None = None,
         query: Tensor | None = None,
-        *,
-        return_state: Literal[False] = False,
-        **options: Unpack[Options],
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: Past = None,
-        query: Tensor | None = None,
-        *,
-        return_state: Literal[True],
-        **options: Unpack[Options],
-    ) -> tuple[Tensor, Tensor]: ...
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: Past = None,
-        query: Tensor | None = None,
-        *,
-        return_state: bool = False,
-        **options: Unpack[Options],
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        **options: Any,
+    ) -> Any:
         """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
 
         DynamicConv's kernels come from ``query``: (T, B, query_dim) where given, from x otherwise; it lies as x does.
-        ``options``: batch_first, cu_seqlens, initial_state, bias, activation and residual, as ``ops.light_conv`` takes
-        them; with an incremental state batch_first alone.
+        ``options``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
+        ``ops.light_conv`` takes them; with an incremental state batch_first alone.
+
+        Raises:
+            ValueError: x of other channels.
         """
-        self.check_features(x, self.channels, "x")
-        if query is not None or self.query_dim is not None:
-            self.check_features(x if query is None else query, self.query_dim, "the query")
+        if x.shape[-1] != self.channels:
+            raise ValueError(f"{type(self).__name__} was made for {self.channels} channels; got x {tuple(x.shape)}")
         weight = self.predict(x if query is None else query)
         options.setdefault("batch_first", self.batch_first)
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
@@ -138,8 +113,8 @@ class TimeConv(StepByStep):
                 weight = weight if per_kernel else weight.expand(*x.shape[:2], self.heads, self.kernel_size)
                 weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
         if incremental_state is not None:
-            return self._step(x, weight, incremental_state, normalization, return_state, options)
-        operator = ops.light_conv if self.query_dim is None else ops.dynamic_conv
+            return self._step(x, weight, incremental_state, normalization, **options)
+        operator = ops.light_conv if weight.ndim == 2 else ops.dynamic_conv
         return operator(
             x,
             weight,
@@ -147,30 +122,16 @@ class TimeConv(StepByStep):
             normalization=normalization,
             dropconnect=dropconnect,
             backend=self.backend,
-            return_state=return_state,
             **options,
         )
 
-    if TYPE_CHECKING:  # nn.Module's takes and returns anything
-        __call__ = forward
-
     def _step(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        incremental_state: IncrementalState,
-        normalization: str,
-        return_state: bool,
-        options: Options,
+        self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, normalization: str, *, batch_first: bool
     ) -> Tensor:
         """Convolve the newest positions with those before them."""
-        batch_first = options["batch_first"]
-        refused = [*(name for name in options if name != "batch_first"), *(["return_state"] if return_state else [])]
-        if refused:
-            raise ValueError(f"a step with an incremental state takes none of: {', '.join(refused)}")
         if batch_first:
             x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
-        self.check_step(x)
+        self.check_step()
         saved = self.get_incremental_state(incremental_state)
         out, saved = ops.conv_step(x, weight, saved, normalization=normalization, backend=self.backend)
         self.set_incremental_state(incremental_state, saved)
@@ -191,29 +152,17 @@ class LightweightConv(TimeConv):
     """
 
     def __init__(
-        self,
-        channels: int,
-        kernel_size: int,
-        *,
-        heads: int,
-        causal: bool,
-        dropconnect: float = 0.0,
-        dropconnect_per: str = "position",
-        normalization: str = "softmax",
-        batch_first: bool = False,
-        backend: str = "auto",
+        self, channels: int, kernel_size: int, *, heads: int, causal: bool, **options: Unpack[TimeConvOptions]
     ) -> None:
-        super().__init__(
-            channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend
-        )
-        self.weight = nn.Parameter(torch.empty(self.heads, self.kernel_size))
+        super().__init__(channels, kernel_size, heads=heads, causal=causal, **options)
+        self.weight = nn.Parameter(torch.empty(heads, kernel_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         # seen as H filters of one input channel each, (H, 1, K), as the published models were started
         nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
 
-    def predict(self, query: Tensor | None) -> Tensor:
+    def predict(self, query: Tensor) -> Tensor:
         """The kernels' logits (H, K), whatever the query."""
         return self.weight
 
@@ -223,7 +172,7 @@ class DynamicConv(TimeConv):
 
     Args:
         channels, kernel_size, heads, causal, ...: as for ``TimeConv``.
-        query_dim: Q, the width of what the kernels are predicted from; C, the convolved input itself, unless given.
+        query_dim: Q, the width of what the kernels are predicted from; None for x itself, C.
         query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
             predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
 
@@ -240,29 +189,21 @@ class DynamicConv(TimeConv):
         causal: bool,
         query_dim: int | None = None,
         query_heads: int = 1,
-        dropconnect: float = 0.0,
-        dropconnect_per: str = "position",
-        normalization: str = "softmax",
-        batch_first: bool = False,
-        backend: str = "auto",
+        **options: Unpack[TimeConvOptions],
     ) -> None:
-        super().__init__(
-            channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend
-        )
-        query_dim, query_heads = self.channels if query_dim is None else index(query_dim), index(query_heads)
-        if not 0 < query_heads <= query_dim or self.heads % query_heads or query_dim % query_heads:
+        super().__init__(channels, kernel_size, heads=heads, causal=causal, **options)
+        width = channels if query_dim is None else query_dim
+        if not 0 < query_heads <= width or heads % query_heads or width % query_heads:
             raise ValueError(
-                f"{query_heads} query heads do not divide {self.heads} heads and a query of {query_dim}; "
+                f"{query_heads} query heads do not divide {heads} heads and a query of {width}; "
                 "choose a divisor of both"
             )
         self.query_dim, self.query_heads = query_dim, query_heads
         # nn.Linear's own start, as the published models were started
-        self.weight_linear = nn.Linear(query_dim // query_heads, self.heads * self.kernel_size, bias=False)
+        self.weight_linear = nn.Linear(width // query_heads, heads * kernel_size, bias=False)
 
-    def predict(self, query: Tensor | None) -> Tensor:
+    def predict(self, query: Tensor) -> Tensor:
         """The kernels' logits (T, B, H, K) from a query (T, B, Q), or however it lies."""
-        if query is None:
-            raise TypeError("DynamicConv predicts its kernels from a query: x, or one of query_dim channels; got none")
         places = query.shape[:-1]
         if self.query_heads == 1:
             return apply_linear(self.weight_linear, query).view(*places, self.heads, self.kernel_size)

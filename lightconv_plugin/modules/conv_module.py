@@ -16,51 +16,31 @@ class ConvModule(nn.Module):
 
     Args:
         embed_dim: C_in, the width of the block.
-        conv: the convolution, of C channels.
+        conv: the convolution, of C channels. If it has a ``query_dim``, its kernels are predicted from a projection
+            C_in -> query_dim of their own, beside the one that is convolved ("value and query apart", a variant
+            published as a review of the paper).
         glu: gate the projected input.
         input_dropout: dropout on what enters the module.
-        query_dim: predict a DynamicConv's kernels from a projection C_in -> query_dim of their own, beside the one
-            that is convolved ("value and query apart", a variant published as a review of the paper).
 
     Raises:
-        ValueError: a query_dim that is not the convolution's, or an input_dropout outside [0, 1].
+        ValueError: an input_dropout outside [0, 1].
     """
 
-    def __init__(
-        self,
-        embed_dim: int,
-        conv: TimeConv,
-        *,
-        glu: bool,
-        input_dropout: float = 0.0,
-        query_dim: int | None = None,
-    ) -> None:
+    def __init__(self, embed_dim: int, conv: TimeConv, *, glu: bool, input_dropout: float = 0.0) -> None:
         super().__init__()
-        own = conv.query_dim
-        if own != query_dim and not (query_dim is None and own == conv.channels):
-            raise ValueError(
-                f"query_dim is {query_dim} and its {type(conv).__name__}'s is {own}; "
-                "give the same to ConvModule and to a DynamicConv, or to neither"
-            )
         self.glu = glu
         self.input_dropout = Dropout(input_dropout, self)
         self.in_proj = linear(embed_dim, conv.channels * (2 if glu else 1))
-        self.query_proj = linear(embed_dim, query_dim) if query_dim is not None else None
+        self.query_proj = linear(embed_dim, conv.query_dim) if conv.query_dim is not None else None
         self.conv = conv
         self.out_proj = linear(conv.channels, embed_dim)
 
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """Mix over time.
+        """x: (T, B, C_in), with padding mask (B, T), gives (T, B, C_in); with a state, x are the newest positions.
 
-        Args:
-            x: (T, B, C_in); with a state, the newest positions.
-            padding_mask: (B, T), true where x is padding, which is zeroed before the convolution.
-            incremental_state: fairseq's state of a decoder that goes on from what it has read.
-
-        Returns:
-            (T, B, C_in).
+        Padding is zeroed before the convolution.
         """
         x = self.input_dropout(x)
         query = None if self.query_proj is None else apply_linear(self.query_proj, x)

@@ -1,14 +1,11 @@
 """Dropout, controlled as everywhere in fairseq."""
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-
-logger = logging.getLogger(__name__)
 
 
 class Dropout(nn.Module):
@@ -41,15 +38,10 @@ class Dropout(nn.Module):
         return ops.dropout(x, p) if p > 0 else x
 
     def make_generation_fast_(
-        self,
-        name: str,
-        retain_dropout: bool = False,
-        retain_dropout_modules: Collection[str] | None = None,
-        **_options: Any,
+        self, retain_dropout: bool = False, retain_dropout_modules: Collection[str] | None = None, **_options: Any
     ) -> None:
         """fairseq's call before generation; no list of modules means all of them."""
         if retain_dropout and (retain_dropout_modules is None or self.module_name in retain_dropout_modules):
-            logger.info("Enabling dropout during inference for module: %s", name)
             self.apply_during_inference = True
 
     def extra_repr(self) -> str:

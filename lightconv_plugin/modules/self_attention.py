@@ -43,33 +43,19 @@ class SelfAttention(InputWindow):
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
-        q, k, v = self._project(x)
+        q, k, v = (apply_linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if incremental_state is not None:  # which keeps keys and values: the past is projected once
-            self.check_step(x, padding_mask)
+            self.check_step(padding_mask)
 
             def step(q: Tensor, kv: Tensor) -> Tensor:
                 k, v = self.push(kv, incremental_state).chunk(2, dim=2)
-                return self._attend(q, k, v, None)[0]
+                return self._attend(q, k, v, None)
 
             return self.each_position(step, q, torch.cat([k, v], dim=2))
         seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph
         if padding_mask is not None:
             seen = seen & ~padding_mask[:, None, None, :]
-        return self._attend(q, k, v, seen)[0]
-
-    def kernels(self, x: Tensor) -> Tensor:
-        """The attention weights as a convolution has them, by offset: (T, B, H, K) from x (T, B, C), without padding.
-
-        K is the window; without one T for a causal module, 2 * T - 1 otherwise. Outside of the sentence they are 0.
-        """
-        time = x.shape[0]
-        _, weights = self._attend(*self._project(x), self._visible(time, x.device), need_weights=True)
-        assert weights is not None
-        reach = time - 1 if self.window_size is None else self.window_size - 1 if self.causal else self.window_size // 2
-        offsets = torch.arange(-reach, 1 if self.causal else reach + 1, device=x.device)
-        places = torch.arange(time, device=x.device)[:, None] + offsets
-        found = weights.gather(3, places.clamp(0, time - 1).expand(*weights.shape[:2], -1, -1))
-        return (found * ((places >= 0) & (places < time))).permute(2, 0, 1, 3)
+        return self._attend(q, k, v, seen)
 
     def _visible(self, time: int, device: torch.device) -> Tensor:
         """(1, 1, T, T): whether position i (row) sees position j."""
@@ -81,21 +67,14 @@ class SelfAttention(InputWindow):
             left = right = (self.window_size // 2 + 1) if self.window_size is not None else time
         return ((offset < right) & (offset > -left))[None, None]
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (T, B, C)."""
-        return apply_linear(self.q_proj, x), apply_linear(self.k_proj, x), apply_linear(self.v_proj, x)
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, *, need_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """The output for queries (T, B, C), keys and values (S, B, C), and the weights (B, H, T, S) if needed."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
+        """The output (T, B, C) for queries (T, B, C), keys and values (S, B, C)."""
 
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).permute(1, 2, 0, 3)
 
-        probability = self.dropout.probability
-        out, weights = ops.attention(split(q), split(k), split(v), seen, probability, need_weights=need_weights)
-        return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(q.shape)), weights
+        out, _ = ops.attention(split(q), split(k), split(v), seen, self.dropout.probability)
+        return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(q.shape))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, {super().extra_repr()}"

@@ -1,7 +1,5 @@
 """The non-separable convolution of Table 3 ("CNN"): every output channel reads every input channel."""
 
-from operator import index
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,7 +21,6 @@ class StandardConv(InputWindow):
 
     def __init__(self, channels: int, kernel_size: int, *, causal: bool) -> None:
         check_width(kernel_size, causal=causal)
-        channels, kernel_size = index(channels), index(kernel_size)
         super().__init__(kernel_size, causal=causal)
         self.kernel_size = kernel_size
         self.padding = (kernel_size - 1, 0) if causal else (kernel_size // 2, kernel_size // 2)
@@ -36,7 +33,7 @@ class StandardConv(InputWindow):
     ) -> Tensor:
         """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
         if incremental_state is not None:
-            self.check_step(x, padding_mask)
+            self.check_step(padding_mask)
 
             def step(newest: Tensor) -> Tensor:
                 window = self.push(newest, incremental_state)
@@ -46,8 +43,4 @@ class StandardConv(InputWindow):
             return self.each_position(step, x)
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        left, right = self.padding
-        # x.shape[0], since len(x) would fix the length of an exported graph
-        more = 0 if x.shape[0] > 0 else 1  # PyTorch's convolution wants as many positions as its kernel is wide
-        out = F.conv1d(F.pad(x.permute(1, 2, 0), (left, right + more)), self.weight, self.bias)
-        return out.permute(2, 0, 1)[: x.shape[0]]
+        return F.conv1d(F.pad(x.permute(1, 2, 0), self.padding), self.weight, self.bias).permute(2, 0, 1)

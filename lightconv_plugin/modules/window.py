@@ -17,10 +17,10 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
     """Refuse a kernel that cannot be laid over a sequence.
 
     Raises:
-        ValueError: it has no whole number of weights, or none, or is even and not causal.
+        ValueError: it has no weights, or is even and not causal.
     """
-    if not hasattr(kernel_size, "__index__") or kernel_size < 1:
-        raise ValueError(f"a kernel of {kernel_size!r} weights was asked for; a whole number from 1 on is expected")
+    if kernel_size < 1:
+        raise ValueError(f"a kernel of {kernel_size} weights was asked for; expected 1 or more")
     if not causal and kernel_size % 2 == 0:
         raise ValueError(
             f'kernel size {kernel_size} is even, so "same" padding has no middle; '
@@ -45,15 +45,10 @@ class OwnEntry:
         super().__init__(*args, **options)
         self._owner = str(uuid.uuid4())
 
-    def __copy__(self) -> "OwnEntry":
-        """Return a module with an entry of its own; one that was pickled keeps the entry in the state beside it."""
-        other = self.__new__(type(self))
-        vars(other).update(vars(self), _owner=str(uuid.uuid4()))
-        return other
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "OwnEntry":
-        memo[id(self)] = other = copy.copy(self)
-        vars(other).update(copy.deepcopy(vars(self) | {"_owner": other._owner}, memo))
+        """Return a module with an entry of its own; one that was pickled keeps the entry in the state beside it."""
+        memo[id(self)] = other = self.__new__(type(self))
+        vars(other).update(copy.deepcopy(vars(self), memo), _owner=str(uuid.uuid4()))
         return other
 
 
@@ -85,18 +80,15 @@ class StepByStep(OwnEntry, nn.Module):
         if saved is not None:
             self.set_incremental_state(incremental_state, ops.reorder_state(saved, new_order))
 
-    def check_step(self, x: Tensor, padding_mask: Tensor | None = None) -> None:
-        """Refuse what cannot be steps of decoding, and padding that it would take for input."""
+    def check_step(self, padding_mask: Tensor | None = None) -> None:
+        """Refuse a module that is not causal, and padding that it would take for input."""
         if padding_mask is not None:
             raise ValueError(
                 f"{type(self).__name__} decodes step by step without padding, and got a padding mask; "
                 "decode prompts of one length together, or pad behind them"
             )
-        if x.shape[0] < 1 or not self.causal:
-            raise ValueError(
-                f"incremental decoding takes new positions, one or more, from a causal module; "
-                f"got x {tuple(x.shape)}, causal={self.causal}"
-            )
+        if not self.causal:
+            raise ValueError("incremental decoding takes a causal module; got causal=False")
 
     def each_position(self, step: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Call ``step`` with each position (1, B, ...) of the inputs (T, B, ...) in turn; gives (T, B, C)."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightconv_plugin.modules import modules_of
+from lightconv_plugin.modules.linear import modules_of
 from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules, SearchResult
 
 logger = logging.getLogger(__name__)

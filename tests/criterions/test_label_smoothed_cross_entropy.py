@@ -36,13 +36,6 @@ def halved(kind):
     return type("Halved", (kind,), {"get_normalized_probs": own})
 
 
-def halved_instance():
-    model = Model()
-    own = model.decoder.get_normalized_probs
-    model.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] / 2,), log_probs)
-    return model
-
-
 def adaptive():
     model = Model()
     model.decoder.adaptive_softmax = SimpleNamespace(get_log_prob=lambda x, target: x.log_softmax(-1))
@@ -91,7 +84,6 @@ def test_loss_and_gradient_are_fairseqs(options, backend, monkeypatch):
         (Model, False, False),
         (halved(Model), True, False),
         (lambda: Model(halved(FairseqDecoder)), True, False),
-        (halved_instance, True, False),
         (BaseFairseqModel, True, False),  # whose output is a tensor of logits
         (adaptive, True, False),
     ],

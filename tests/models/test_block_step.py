@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.models import block_step
-from lightconv_plugin.modules import with_packed_weights
+from lightconv_plugin.modules import Dropout
+from lightconv_plugin.modules.linear import with_packed_weights
 from tests.models import common
 from tests.ops.conftest import cpu, products_in_bf16  # noqa: F401  a fixture
 from tests.tolerances import assert_close
@@ -110,43 +111,31 @@ def walk(block, state, steps, source):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("options", "retained"),
+    "options",
     [
-        ({"weight_normalization": "sigmoid"}, False),
-        ({"conv_backend": "reference"}, False),
-        ({"decoder_query_dim": 8}, False),
-        ({"decoder_conv_type": "attention"}, False),
-        *(({name: 0.5}, True) for name in ("dropout", "weight_dropout", "attention_dropout")),
+        {"weight_normalization": "sigmoid"},
+        {"conv_backend": "reference"},
+        {"decoder_query_dim": 8},
+        {"decoder_conv_type": "attention"},
+        *({name: 0.5} for name in ("dropout", "weight_dropout", "attention_dropout")),
     ],
 )
-def test_other_blocks_run_part_by_part(options, retained, calls, monkeypatch):
+def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
     monkeypatch.delenv("LIGHTCONV_BACKEND")
     block = decoder_block(**{"decoder_conv_type": "dynamic", **options})
     for module in block.modules():
-        if hasattr(module, "apply_during_inference"):
-            module.apply_during_inference = retained
+        if isinstance(module, Dropout):
+            module.apply_during_inference = True
     walk(block, {}, torch.randn(3, 2, 16), torch.randn(S, 2, 16))
     assert calls == []
 
 
-def test_a_search_begun_with_gradients_goes_on_without(calls, monkeypatch):
-    monkeypatch.delenv("LIGHTCONV_BACKEND")
-    block, source = decoder_block(decoder_conv_type="dynamic"), torch.randn(S, 2, 16)
-    state: dict = {}
-    assert walk(block, state, torch.randn(1, 2, 16), source).requires_grad
-    with torch.no_grad():
-        assert not walk(block, state, torch.randn(1, 2, 16), source).requires_grad
-    assert calls == []
-
-
 @torch.no_grad()
-def test_many_rows_run_part_by_part_and_few_at_once_with_the_weights_of_their_search(calls):
+def test_many_rows_run_part_by_part_and_few_at_once(calls):
     block = decoder_block(decoder_conv_type="lightweight")
     few, many = [0] * ops.FEW_ROWS, [0] * (ops.FEW_ROWS + 1)
     follow(block, [[0], many, many, few, few], padded=False)
-    block.ffn.fc1.weight = torch.nn.Parameter(torch.randn_like(block.ffn.fc1.weight))
-    follow(block, [[0, 1]] * 3, padded=False)
-    assert calls == [ops.FEW_ROWS] * 2 + [2] * 2
+    assert calls == [ops.FEW_ROWS] * 2
 
 
 @torch.no_grad()
@@ -181,33 +170,23 @@ def test_who_looks_at_the_attention_gets_it(calls):
 
 
 @torch.no_grad()
-def test_torch_knows_the_operator_and_it_refuses_what_does_not_fit(calls):
+def test_the_operator_refuses_what_does_not_fit(calls):
     block, x = decoder_block(decoder_conv_type="dynamic"), torch.randn(1, 2, 16)
     state: dict = {}
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
-    inputs, weights = (
+    inputs, source = (
         block.mixer.conv.get_incremental_state(state),
-        block_step.parameters_of(*block_step.maps_and_norms(block)),
+        block.encoder_attn.get_incremental_state(state, "source"),
     )
-    source = block.encoder_attn.get_incremental_state(state, "source")
-    operator = torch.ops.lightconv.decoder_block
-
-    def arguments(x=x, parameters=weights, packed=()):
-        states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
-        return (x, parameters, packed, *states, 4, True, True, False, 1e-5)
-
-    torch.library.opcheck(operator.default, arguments(), test_utils=("test_schema", "test_faketensor"))
-    before = inputs["position"].item()
-    for message, wrong in (
-        ("too few parameters", arguments(parameters=weights[:-1])),
-        ("too many parameters", arguments(parameters=[*weights, x[0, 0]])),
-        ("contiguous float32", arguments(parameters=[p.double() for p in weights])),
-        ("a weight is not", arguments(x=torch.randn(1, 2, 15))),
-        ("a bias or norm has another size", arguments(parameters=weights[:1] * 2 + weights[2:])),
-        ("contiguous float32", arguments(x=x.double())),
-        ("packed weight is not", arguments(packed=[weights[0].bfloat16()])),
-        (r"expected sentence \(N,\)", arguments(x=torch.randn(1, 1, 16))),
+    states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
+    weights = block_step.parameters_of(*block_step.maps_and_norms(block))
+    for message, hypotheses, parameters, packed in (
+        ("too few parameters", x, weights[:-1], ()),
+        ("contiguous float32", x, [p.double() for p in weights], ()),
+        ("a weight is not", torch.randn(1, 2, 15), weights, ()),
+        ("a bias or norm has another size", x, weights[:1] * 2 + weights[2:], ()),
+        ("packed weight is not", x, weights, [weights[0].bfloat16()]),
+        (r"expected sentence \(N,\)", torch.randn(1, 1, 16), weights, ()),
     ):
         with pytest.raises(RuntimeError, match=message):
-            operator(*wrong)
-    assert inputs["position"].item() == before  # a step refused is no step
+            torch.ops.lightconv.decoder_block(hypotheses, parameters, packed, *states, 4, True, True, False, 1e-5)

@@ -1,18 +1,14 @@
-"""Whole models under ``torch.compile(fullgraph=True)``, one for each part, and the line of fairseq that stops it."""
+"""Whole models under ``torch.compile(fullgraph=True)``, one for each part."""
 
-import re
 from typing import Any
 
 import pytest
 import torch
-from fairseq.modules import SinusoidalPositionalEmbedding
-from fairseq.sequence_generator import SequenceGenerator
 
 from tests.models import common
 from tests.models import test_architectures as small
 from tests.tolerances import assert_close
 
-SEARCH = "sequence_generator.py:451"  # has a hypothesis ended? Where the line has moved, write down the new one
 OF_ALL_KINDS, LANGUAGE_MODEL = "a block of each kind", "pla_lightconv_lm_gbw"
 
 
@@ -73,24 +69,3 @@ def test_a_decoders_step(arch):
         assert torch.equal(got, expected)
         for state in states:
             model.decoder.reorder_incremental_state_scripting(state, torch.tensor([1, 0, 2]))
-
-
-def test_fairseqs_search_stops_at_a_line_of_its_own():
-    model, (source, lengths, words) = build("pla_lightconv_iwslt_de_en")
-    torch._dynamo.reset()
-    search = SequenceGenerator([model.eval()], model.decoder.dictionary, beam_size=2)
-    batch = {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": words}}
-    with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)) as stopped:
-        torch.compile(search, fullgraph=True, backend="eager")(batch)
-    lines = re.findall(r'File ".*?(\w+\.py)", line (\d+)', str(stopped.value).split("from user code:")[1])
-    assert ":".join(lines[-1]) == SEARCH
-
-
-def test_fairseqs_positions_make_a_graph_of_each_step():
-    """Its sinusoids are looked up by a number, the length so far, so that a search compiles each of its steps."""
-    torch._dynamo.reset()
-    graphs = torch._dynamo.testing.CompileCounter()
-    positions = torch.compile(SinusoidalPositionalEmbedding(8, 1), fullgraph=True, backend=graphs, dynamic=True)
-    for time in (2, 3, 4):
-        positions(common.tokens(3, time), incremental_state={})
-    assert graphs.frame_count == 3

@@ -13,7 +13,6 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import lightconv_plugin.register  # noqa: F401  registers the models
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from scripts import params
-from scripts.common.errors import UserError
 from scripts.pipeline.config import load_config
 from scripts.tables.published import CONFIGS
 
@@ -89,30 +88,15 @@ def test_the_variants_of_table_3_differ_by_what_they_add():
     assert weights("aan") == attention + 12 * block
 
 
-def test_a_glu_in_the_encoder_only_is_what_tables_1_and_2_print_for_lightconv():
+def test_a_glu_in_the_encoder_only_is_what_table_2_prints_for_lightconv():
     """Table 1's 202M leaves open on which side it is; Table 2's 285M beside 292M tells, whatever the vocabulary."""
-    places = {"both": (1, 1), "encoder only": (1, 0), "decoder only": (0, 1), "none": (0, 0)}
-    counted, other = (
-        {
-            place: params.millions(config(f"{dataset}/lightconv"), encoder_glu=one, decoder_glu=two)
-            for place, (one, two) in places.items()
-        }
-        for dataset in ("wmt16_en_de", "wmt17_zh_en")
-    )
-    rounded = {place: round(millions, 1) for place, millions in counted.items()}
-    assert rounded == {"both": 208.9, "encoder only": 202.6, "decoder only": 201.5, "none": 195.2}
-    assert counted["encoder only"] == params.millions(config("wmt16_en_de/lightconv"))
-    below = params.millions(config("wmt17_zh_en/transformer"))
-    assert [place for place, count in other.items() if round(292 - (below - count)) == 285] == ["encoder only"]
-
-
-def test_no_model_of_cnn_dailymail_with_d_1024_has_the_printed_count():
-    rows = [row for row in COUNTED if row.table == 5]
-    assert len(rows) == 3
-    for row in rows:
-        small, large = (params.millions(row.config, encoder_embed_dim=d, decoder_embed_dim=d) for d in (512, 1024))
-        assert abs(small - (row.paper or 0)) < 1.0
-        assert large - (row.paper or 0) > 100
+    lightconv, below = config("wmt17_zh_en/lightconv"), params.millions(config("wmt17_zh_en/transformer"))
+    places = {
+        (one, two): 292 - (below - params.millions(lightconv, encoder_glu=one, decoder_glu=two))
+        for one in (0, 1)
+        for two in (0, 1)
+    }
+    assert [place for place, millions in places.items() if round(millions) == 285] == [(1, 0)]
 
 
 def test_the_command_prints_a_table(capsys):
@@ -122,10 +106,3 @@ def test_the_command_prints_a_table(capsys):
         ["cnn_dm/lightconv", "86.5", "86", "met"],
         ["cnn_dm/dynamicconv", "87.6", "87", "met"],
     ]
-
-
-def test_what_is_not_there_is_refused():
-    with pytest.raises(UserError, match="there is no Table 8; choose one of 1, 2, 3, 4, 5, 6, 7"):
-        params.main(["--table", "8"])
-    with pytest.raises(UserError, match="unrecognized arguments: --kernel-count=3"):
-        params.count(config("iwslt14_de_en/lightconv"), kernel_count=3)

@@ -71,19 +71,7 @@ def test_weights_are_dropped_in_training_and_where_dropout_is_retained(need_weig
     module.eval()
     assert not differ()
     average, _ = call()
-    module.dropout_module.make_generation_fast_("encoder_attn", retain_dropout=True)
+    module.dropout_module.make_generation_fast_(retain_dropout=True)
     assert differ()
     drawn = torch.stack([call()[0] for _ in range(400)])
     assert (drawn.mean(0) - average).abs().mean() < 0.1 * drawn.std()  # twice the standard error
-
-
-def test_refusals(module):
-    source = draw(S, 3, SOURCE)
-    with pytest.raises(ValueError, match="got 4 rows and a source"):
-        module(draw(1, 4, C), source, source, incremental_state={})
-    states: list[dict | None] = [None, {}]
-    for state in states:
-        with pytest.raises(ValueError, match="no source to attend to; give encoder_out, or build the model with --no"):
-            module(draw(1, 3, C), None, None, incremental_state=state)
-    with pytest.raises(ValueError, match="no mask but that of its padding"):
-        module(draw(2, 3, C), source, source, attn_mask=torch.zeros(2, S))

@@ -6,19 +6,15 @@ tests/ops/test_fused_train.py (checkpoints), tests/compat/test_data_parallel.py 
 """
 
 import copy
-import io
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import onnxruntime
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing import start_processes
 
 from lightconv_plugin import ops
@@ -80,19 +76,17 @@ def ensemble(name: str) -> None:
 
 
 def copied(name: str) -> None:
-    """A copy, or what a file gives, is a model of its own; a copy has a decoder's state of its own too."""
-    module, x, file = build(name), draw(), io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    for twin, entries in ((copy.deepcopy(module), 2), (torch.load(file, weights_only=False), 1)):
-        assert_same(gradients(twin, x), gradients(module, x))
-        next(twin.parameters()).data.add_(1)
-        assert not torch.equal(next(twin.parameters()), next(module.parameters()))
-        state: dict = {}
-        with torch.no_grad():
-            for each in (module, twin):
-                each(x[:1], incremental_state=state)
-        assert len(state) == entries
+    """A copy is a module of its own, with a decoder's state of its own."""
+    module, x = build(name), draw()
+    twin = copy.deepcopy(module)
+    assert_same(gradients(twin, x), gradients(module, x))
+    next(twin.parameters()).data.add_(1)
+    assert not torch.equal(next(twin.parameters()), next(module.parameters()))
+    state: dict = {}
+    with torch.no_grad():
+        for each in (module, twin):
+            each(x[:1], incremental_state=state)
+    assert len(state) == 2
 
 
 def meta(name: str) -> None:
@@ -133,113 +127,42 @@ def test_fsdp2_of_two_processes(tmp_path):
 
 # ---- What records a program: it holds plain operators of torch, and takes every length ----
 
+DIMS = {axis: torch.export.Dim(name) for axis, name in enumerate(("first", "second"))}
+
 
 class Model(nn.Module):
-    """A convolution in a model of one's own, called with these options."""
+    """A convolution in a model of one's own, called with options."""
 
-    def __init__(self, kind: type, **options: Any) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv, self.options = conv(kind, 0.0), options
+        self.conv = conv(kind, 0.0)
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Any:
-        return self.conv(x, cu_seqlens=cu_seqlens, **self.options)
-
-
-class Step(Model):
-    """A step of decoding whose state comes in and goes out."""
-
-    def forward(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        past: dict = {}
-        self.conv.set_incremental_state(past, {"inputs": inputs})
-        return self.conv(x, incremental_state=past), self.conv.get_incremental_state(past)["inputs"]
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.conv(x, return_state=True, batch_first=True)
 
 
-Recorder = Callable[..., Callable[..., Any]]
-LENGTHS = {0: "first", 1: "second"}
-DIMS = {axis: torch.export.Dim(name) for axis, name in LENGTHS.items()}
-
-
-def exported(module: nn.Module, *given: Tensor, dims: Any = (DIMS,), strict: bool = False) -> Callable[..., Any]:
-    program = torch.export.export(module, given, dynamic_shapes=dims, strict=strict)
+def exported(module: nn.Module, x: Tensor) -> Callable[..., Any]:
+    program = torch.export.export(module, (x,), dynamic_shapes=(DIMS,))
     assert "lightconv" not in str(program.graph)
     return program.module()
 
 
-def traced(module: nn.Module, *given: Tensor) -> Callable[..., Any]:
-    program = torch.jit.trace(module, given, check_trace=False)
+def traced(module: nn.Module, x: Tensor) -> Callable[..., Any]:
+    program = torch.jit.trace(module, x, check_trace=False)
     assert "lightconv::" not in str(program.inlined_graph)
     return program
 
 
-def proxied(module: nn.Module, x: Tensor) -> Callable[..., Any]:
-    program = make_fx(module, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
-    assert "lightconv" not in str(program.graph)
-    return program
-
-
-def as_onnx(module: nn.Module, x: Tensor, **lengths: Any) -> Callable[..., Any]:
-    file: Any = io.BytesIO()
-    torch.onnx.export(module, (x,), file, input_names=["x"], verbose=False, **lengths)
-    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
-    return lambda x: tuple(map(torch.from_numpy, session.run(None, {"x": x.numpy()})))
-
-
-RECORDERS: dict[str, Recorder] = {
-    "torch.export": exported,
-    "torch.export, strict": partial(exported, strict=True),
-    "torch.jit.trace": traced,
-    "make_fx": proxied,
-    "torch.onnx.export": partial(as_onnx, dynamic_shapes=(DIMS,)),
-    "torch.onnx.export, dynamo=False": partial(as_onnx, dynamic_axes={"x": LENGTHS}, dynamo=False),
-}
-LONGER = [(torch.randn(*shape, C),) for shape in ((6, 2), (9, 3), (3, 2))]  # and shorter, than the example is
-CASES: list[tuple[Recorder, Model, list[tuple[Any, ...]]]] = [
-    *((recorder, Model(DynamicConv, return_state=True, batch_first=True), LONGER) for recorder in RECORDERS.values()),
-    *(
-        (recorder, Model(LightweightConv), LONGER)
-        for name, recorder in RECORDERS.items()
-        if name != "torch.onnx.export"  # which takes seconds, and is torch.export inside
-    ),
-    *(
-        (traced, Step(kind), [(torch.randn(1, n, C), torch.randn(t, n, C)) for t, n in ((1, 2), (1, 3), (K - 1, 3))])
-        for kind in (LightweightConv, DynamicConv)
-    ),
-    *(  # packed sentences, of any number; torch.export takes a number of states to be two or more
-        (
-            partial(exported, dims=({0: torch.export.Dim("total")}, {0: torch.export.Dim("offsets", min=2 + returns)})),
-            Model(kind, return_state=returns),
-            [(torch.randn(of[-1], C), torch.tensor(of)) for of in ([0, 3, 3, 11], [0, 9, 20], [0, 1, 1, 20], [0, 20])][
-                : 4 - returns
-            ],
-        )
-        for kind in (LightweightConv, DynamicConv)
-        for returns in (False, True)
-    ),
-]
-
-
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:Constant folding"
-)  # torch's, of its own exporters
-@pytest.mark.parametrize(("recorder", "module", "calls"), CASES)
-def test_recorded_programs_take_every_length(recorder, module, calls):
-    with torch.no_grad():
-        program = recorder(module.eval(), *calls[0])
-        for given in calls:
-            got, expected = ([out] if isinstance(out, Tensor) else out for out in (program(*given), module(*given)))
-            for a, b in zip(got, expected, strict=True):
-                assert_close(a, b)
-
-
-if TYPE_CHECKING:  # wrong names and types are found by mypy, to which an ignored error that there is not is one
-    light, dynamic = LightweightConv(C, K, heads=H, causal=True), DynamicConv(C, K, heads=H, causal=True)
-    one: Tensor = light(draw(), batch_first=True)
-    two: tuple[Tensor, Tensor] = dynamic(draw(), query=draw(), return_state=True)
-    no_tensor: int = light(draw())  # type: ignore[assignment]
-    nor_this: int = dynamic(draw(), None, draw())  # type: ignore[assignment]
-    dynamic(draw(), batch_frist=True)  # type: ignore[call-overload]
-    light(draw(), bias="none")  # type: ignore[call-overload]
-    DynamicConv(C, K, headz=H, causal=True)  # type: ignore[call-arg]
-    LightweightConv(C, "7", heads=H, causal=True)  # type: ignore[arg-type]
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+@pytest.mark.parametrize("recorder", [exported, traced])  # torch.onnx.export is the first inside
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+@torch.no_grad()
+def test_recorded_programs_take_every_length(recorder, kind):
+    module = Model(kind).eval()
+    program = recorder(module, torch.randn(6, 2, C))
+    for shape in ((6, 2), (9, 3), (3, 2)):
+        x = torch.randn(*shape, C)
+        for got, expected in zip(program(x), module(x), strict=True):
+            assert_close(got, expected)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules import apply_linear, packed_weight, with_packed_weights
+from lightconv_plugin.modules.linear import apply_linear, packed_weight, with_packed_weights
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused.linear import UNITS
 from tests.ops.conftest import products_in_bf16
