@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
-from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules
+from lightconv_plugin.tasks.search_rules import Rules
+from lightconv_plugin.tasks.search_steps import DeviceSearch
 from tests.cuda_build.test_models import PRECISIONS, build, of_one_type, precise
 from tests.models import common
 from tests.training.counting import Count
@@ -13,13 +14,11 @@ from tests.waits import waits
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 
 
-@pytest.mark.parametrize(
-    ("stepwise", "ngram"), [(None, 0), (LengthPenalty(0.6), 0), (None, 3)], ids=["plain", "stepwise", "restricted"]
-)
+@pytest.mark.parametrize("options", [{}, {"penalty": LengthPenalty(0.6), "stepwise": True}, {"ngram": 3}], ids=str)
 @pytest.mark.parametrize("precision", PRECISIONS[:3])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_a_search_does_not_wait(arch, precision, stepwise, ngram, gpu):
-    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.5, temperature=0.7, stepwise=stepwise, ngram=ngram)
+def test_a_search_does_not_wait(arch, precision, options, gpu):
+    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.5, temperature=0.7, **options)
     size = {"sentences": 4, "length": 8, "longest": 32}
     with precise(precision), torch.no_grad():
         model = build(arch).eval()
@@ -41,7 +40,7 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
 
     A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one.
     """
-    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
+    rules = Rules(beam=4, pad=1, eos=2, unk=3)
     with precise("float16"), torch.no_grad():
         model = of_one_type(common.build(arch, common.task(60))).eval()
         search = DeviceSearch([model], rules, sentences=32, length=30, longest=31, device="cuda")

@@ -90,8 +90,6 @@ def test_memory_goes_with_the_generator(device):
     for _ in range(4):
         ours = search.generators([moved])[1]
         captured(ours, batch)
-        assert ours._captured.bytes > 0
-        assert all(graphs.pool_bytes > 0 for graphs in ours._captured._sizes.values())
         del ours
         gc.collect()
         held.append(torch.cuda.memory_allocated())
