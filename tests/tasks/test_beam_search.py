@@ -17,7 +17,6 @@ from lightconv_plugin.tasks import beam_search, search_graphs
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from lightconv_plugin.tasks.translation import FastTranslationConfig, FastTranslationTask
 from tests.models import common
-from tests.ops.cuda_on_cpu import kernels_for_cpu_tensors
 from tests.tape import Stream, tape  # noqa: F401  a fixture
 from tests.tolerances import assert_close
 from tests.waits import waits
@@ -131,16 +130,6 @@ def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options,
                 search = captured if is_captured else in_steps
                 assert_same(search(ours, batch), expected)
     assert isinstance(ours, BeamSearchGenerator)
-
-
-@pytest.mark.parametrize(
-    "options", [{"beam": 1}, {"beam": 5, "unkpen": 1.5, "temperature": 0.6, "min_len": 3}, {"no_repeat_ngram_size": 2}]
-)
-def test_the_kernels_of_a_captured_search(options):
-    theirs, ours = generators([model(DYNAMIC)], **options)
-    with kernels_for_cpu_tensors(("step_candidates", "search_step")):
-        for lengths in ([4, 6, 1], [2, 7, 3]):
-            assert_same(captured(ours, sample(lengths)), theirs.generate([], sample(lengths)))
 
 
 def test_many_beams_of_few_types_and_long_outputs():

@@ -3,13 +3,10 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightconv_plugin.training import shapes
-from tests.training.runs import batches, begin
 
 
 @given(
@@ -68,25 +65,3 @@ def test_what_fits_no_batch_and_lengths_that_are_not_told():
     assert shapes.batch_in_few_shapes(silent).batch_by_size is None
     assert shapes.fit([(2, 3, 4), (1, 9, 9), (3, 3, 4)], (1, 3, 3)) == (2, 3, 4)
     assert shapes.fit([(2, 3, 4)], (3, 1, 1)) is None
-
-
-@pytest.mark.parametrize("arch", ["pla_dynamicconv_iwslt_de_en", "transformer", "lightconv"])
-def test_padding_and_empty_sentences_change_no_loss_and_no_gradient(arch):
-    """By 30 sentences and 9 places more, to rounding."""
-    trainer = begin(False, torch.device("cpu"), arch=arch)
-    model, criterion = trainer.get_model().double().train(), trainer.get_criterion()
-    sample = batches(1)[0]
-    own = shapes.shape_of(sample)
-    results = []
-    for shape in (own, (own[0] + 30, own[1] + 9, own[2] + 5)):
-        packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
-        shapes.pack(sample, packed, shape, shapes.Padding(1, 2, True))
-        counts = torch.tensor([sample["ntokens"], len(sample["target"])])
-        padded = shapes.as_sample(packed, shape, counts)
-        loss, _, logged = criterion(model, padded)
-        grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        results.append([loss.detach(), logged["nll_loss"], *(grad for grad in grads if grad is not None)])
-    for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(
-            got, want, rtol=1e-5, atol=1e-7
-        )  # a model of fairseq's makes its sinusoids in float32
