@@ -1,8 +1,8 @@
-"""Record what a change of structure must not change, and compare two records.
+"""Record what a change of structure must not change.
 
   python -m tests.goldens --out before.json      # before the change; with --runs, three trainings too (20 minutes)
   python -m tests.goldens --out after.json       # after it, on the same machine
-  python -m tests.goldens --compare before.json after.json
+  diff before.json after.json
 
 A record has the digests of: `reproduce --print` of every configuration; the parameter counts of the paper's tables; the
 names and shapes in each architecture's state_dict; the operators, their gradients and masks over a grid of cases, for
@@ -110,36 +110,19 @@ def record(*, runs: bool) -> dict[str, str]:
     return found
 
 
-def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """A line for each name whose record is not the same."""
-    return [
-        f"{name}: {before.get(name, 'not there')} before, {after.get(name, 'not there')} after"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FILE", help="record, and write the record here")
-    what.add_argument(
-        "--compare", type=Path, nargs=2, metavar="FILE", help="compare two records; status 1 if they differ"
-    )
     what.add_argument("--operators", action="store_true", help="print the operators' digests alone")
     parser.add_argument("--runs", action="store_true", help="train and translate, too")
     arguments = parser.parse_args()
     if arguments.operators:
         print(json.dumps(dict(operators())))
-    elif arguments.out:
+    else:
         found = record(runs=arguments.runs)
         arguments.out.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"{len(found)} things recorded in {arguments.out}")
-    else:
-        before, after = (json.loads(path.read_text()) for path in arguments.compare)
-        lines = differences(before, after)
-        print("\n".join([*lines, f"{len(before)} things before, {len(after)} after, {len(lines)} differ"]))
-        sys.exit(bool(lines))
 
 
 if __name__ == "__main__":

@@ -145,7 +145,6 @@ def tape(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_sync_debug_mode": lambda: 0,
         "graph": graph,
         "graph_pool_handle": list,
-        "memory_reserved": lambda *_: 0,
         "set_rng_state": lambda state, device: torch.set_rng_state(state),
         "set_sync_debug_mode": lambda mode: None,
         "stream": lambda stream: contextlib.nullcontext(),

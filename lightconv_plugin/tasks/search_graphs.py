@@ -3,7 +3,6 @@
 import functools
 import gc
 import itertools
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,11 +12,10 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.modules.linear import modules_of
-from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules, SearchResult
+from lightconv_plugin.tasks.search_rules import Hypothesis, Rules
+from lightconv_plugin.tasks.search_steps import DeviceSearch
 
-logger = logging.getLogger(__name__)
-
-MOST_BYTES = 4 * 2**30  # of the searches that are kept, but for the newest
+MOST = 16  # sizes that are kept; of 512 rows in float16 one holds some 100 MB of the source
 AHEAD = 2  # steps that the GPU has before it when the host looks whether all sentences are over
 
 
@@ -47,37 +45,32 @@ class CapturedSearch:
         self._sizes: OrderedDict[tuple[int, int, int], _Graphs] = OrderedDict()
         self._places: list[int] = []  # where the weights lie that graphs read
 
-    @property
-    def bytes(self) -> int:
-        """The memory of all searches that are kept."""
-        return sum(graphs.search.bytes for graphs in self._sizes.values())
-
     @torch.no_grad()
-    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
-        """Search for a batch; return what was found, and how many sentences could not end.
+    def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> list[list[Hypothesis]]:
+        """Search for a batch.
 
         Args:
             source: (sentences, length).
             bos: what is before the hypotheses.
             min_len, max_len: tokens before the end, which is not counted.
-        """
-        with torch.cuda.device_of(source):
-            return self._search(source, bos, min_len, max_len)
 
-    def _search(self, source: Tensor, bos: int, min_len: int, max_len: int) -> tuple[SearchResult, int]:
+        Raises:
+            RuntimeError: a sentence could not end.
+        """
         sentences, length = source.shape
         size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1))
-        graphs = self._of_size(size, source.device)
-        search = graphs.search
-        search.give(source, bos=bos, min_len=min_len, max_len=max_len)
-        graphs.begin()
-        counts = _Counts(search.beams.open)
-        for step in range(max_len + 1):
-            graphs.step()
-            counts.send()
-            if step >= min_len + AHEAD and counts.read(step - AHEAD) == 0:
-                break
-        return search.found(sentences, step + 1), counts.read(step)
+        with torch.cuda.device_of(source):
+            graphs = self._of_size(size, source.device)
+            search = graphs.search
+            search.give(source, bos=bos, min_len=min_len, max_len=max_len)
+            graphs.begin()
+            goes_on: list[Callable[[], bool]] = []
+            for step in range(max_len + 1):
+                graphs.step()
+                goes_on.append(_any_later(search.beams.open))
+                if step >= min_len + AHEAD and not goes_on[step - AHEAD]():
+                    break
+            return self.rules.results(search.beams, sentences)
 
     def _of_size(self, size: tuple[int, int, int], device: torch.device) -> "_Graphs":
         if [t.data_ptr() for t in self._present_weights()] != self._places:
@@ -92,11 +85,8 @@ class CapturedSearch:
             # read where they are now, added positions too; held, so that no others can come to lie there
             graphs.weights = [t.detach() for t in self._present_weights()]
             self._places = [t.data_ptr() for t in graphs.weights]
-            what = f"{sentences} sentences of {length} words, to {longest} words"
-            own, grew = (count / 2**20 for count in (graphs.search.bytes, graphs.pool_bytes))
-            logger.info("captured a search of %s: state %.0f MiB, the graphs' pool grew by %.0f MiB", what, own, grew)
         self._sizes.move_to_end(size)
-        while len(self._sizes) > 1 and self.bytes > MOST_BYTES:
+        if len(self._sizes) > MOST:
             self._sizes.popitem(last=False)
         return self._sizes[size]
 
@@ -127,14 +117,13 @@ class _Graphs:
     """The two functions of a search, captured where it is on a GPU.
 
     Attributes:
-        pool_bytes: how much the pool grew for them: temporaries, and what is kept of the source.
         weights: all tensors of the models, which they read where they are.
     """
 
     weights: list[Tensor]
 
     def __init__(self, search: DeviceSearch, pool: Any) -> None:
-        self.search, self.pool, self.pool_bytes = search, pool, 0
+        self.search, self.pool = search, pool
         self.begin: Callable[[], None] = search.begin
         self.step: Callable[[], None] = search.step
         if search.source.is_cuda:
@@ -147,11 +136,9 @@ class _Graphs:
             self.search.begin()
             self.search.step()
             torch.cuda.synchronize()
-            before = torch.cuda.memory_reserved()  # a pool takes nothing that lies cached elsewhere
             # the step reads what the capture of the beginning keeps of the source
             self.begin = self._captured(self.search.begin)
             self.step = self._captured(self.search.step)
-            self.pool_bytes = torch.cuda.memory_reserved() - before
         torch.cuda.current_stream().wait_stream(side)
 
     def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -166,27 +153,18 @@ class _Graphs:
         return graph.replay
 
 
-class _Counts:
-    """Numbers of open sentences, one a step, which the host reads when they have come."""
+def _any_later(flags: Tensor) -> Callable[[], bool]:
+    """Begin to copy flags to the host; returns what waits for the copy, and tells if any is set."""
+    if not flags.is_cuda:
+        now = flags.clone()
+        return lambda: bool(now.any())
+    copied = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
+    copied.copy_(flags, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
 
-    def __init__(self, open_sentences: Tensor) -> None:
-        self.open = open_sentences
-        self.sent: list[tuple[Tensor, Any]] = []
+    def wait() -> bool:
+        event.synchronize()
+        return bool(copied.any())
 
-    def send(self) -> None:
-        """Have it copied which sentences are open."""
-        if not self.open.is_cuda:
-            self.sent.append((self.open.clone(), None))
-            return
-        copied = torch.empty(self.open.shape, dtype=torch.bool, pin_memory=True)
-        copied.copy_(self.open, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self.sent.append((copied, event))
-
-    def read(self, step: int) -> int:
-        """Wait for a step's number."""
-        copied, event = self.sent[step]
-        if event is not None:
-            event.synchronize()
-        return int(copied.sum())
+    return wait

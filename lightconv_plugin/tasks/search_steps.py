@@ -1,12 +1,11 @@
 """Beam search with all of its state in tensors of fixed shapes: a step asks the host nothing, so a graph can hold it.
 
-``BeamSearchGenerator`` is the definition. There a sentence that is finished leaves the batch, and the host keeps the
-list of hypotheses. Here it stays in the batch and is ignored.
+``BeamSearchGenerator`` is the definition. There a sentence that is finished leaves the decoder's batch. Here it stays
+and is ignored.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,53 +13,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.window import StepByStep
-from lightconv_plugin.tasks.length_penalty import LengthPenalty
-from lightconv_plugin.tasks.logits import forbid_repeats, joint_logits
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Options of a search, which hold for all its batches."""
-
-    beam: int
-    pad: int
-    eos: int
-    unk: int
-    unk_penalty: float
-    temperature: float
-    stepwise: LengthPenalty | None
-    ngram: int = 0  # the length of n-grams that a hypothesis may not repeat
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """All that a search has found, on the CPU.
-
-    Attributes:
-        words, parents, sums: (steps, rows): the word that a hypothesis goes on with, the row of the step before that it
-            continues, and its log-probability so far.
-        steps, rows, totals: (sentences, beam): the step in which a hypothesis ended, or ``ops.NEVER``, the row that it
-            ended from, and its log-probability.
-    """
-
-    words: Tensor
-    parents: Tensor
-    sums: Tensor
-    steps: Tensor
-    rows: Tensor
-    totals: Tensor
-
-    def hypotheses(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Words and summed log-probabilities (sentences, beam, longest), the end included; and the lengths."""
-        row, last = self.rows.flatten(), self.steps.flatten()
-        longest = int(last.max()) + 1 if len(last) else 0
-        path = torch.zeros(longest, len(last), dtype=torch.long)  # of each step the row, which goes on as that word
-        before = last > torch.arange(longest).unsqueeze(1)
-        for step in reversed(range(longest - 1)):
-            path[step] = row
-            row = torch.where(before[step], self.parents[step].gather(0, row), row)
-        words, sums = (table[:longest].gather(1, path).t() for table in (self.words, self.sums))
-        return words.reshape(*self.steps.shape, -1), sums.reshape(*self.steps.shape, -1), self.steps + 1
+from lightconv_plugin.tasks.search_rules import Rules
 
 
 class DeviceSearch:
@@ -70,9 +23,6 @@ class DeviceSearch:
         models: encoder-decoders of ours, in evaluation; the mean of their probabilities counts.
         rules: of the search.
         longest: tokens of a hypothesis, its end included, at most.
-
-    Raises:
-        ValueError: a decoder whose state grows from step to step.
     """
 
     def __init__(
@@ -86,35 +36,13 @@ class DeviceSearch:
         device: Any,
     ) -> None:
         self.models, self.rules = models, rules
-        beam, rows = rules.beam, sentences * rules.beam
-
-        def make(*shape: int, value: float = 0, dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.full(shape, value, dtype=dtype, device=device)
-
-        single = torch.float32
-        self.source = make(sentences, length, value=rules.pad)
-        self.bos = make(1)
-        self.history = make(rows, longest if rules.ngram else 0)  # each hypothesis' tokens, the newest last
-        self.first_scores = make(sentences, beam, value=-math.inf, dtype=single)
+        self.source = torch.full((sentences, length), rules.pad, device=device)
+        self.bos = torch.zeros(1, dtype=torch.long, device=device)
+        self.beams = rules.beams(sentences, longest, device)
+        # each hypothesis' tokens, the newest last
+        self.history = self.bos.new_zeros(sentences * rules.beam, longest if rules.ngram else 0)
+        self.first_scores = torch.full((sentences, rules.beam), -math.inf, device=device)
         self.first_scores[:, :1] = 0  # before the first token all hypotheses are one
-        penalties = [length**rules.stepwise if rules.stepwise else 1.0 for length in range(1, longest + 1)]
-        self.beams = ops.Beams(
-            limits=make(3),
-            clock=make(sentences),
-            penalties=torch.tensor(penalties, dtype=torch.float64).to(device),
-            newest=make(rows),
-            scores=make(rows, dtype=single),
-            order=make(rows),
-            words=make(longest, rows),
-            parents=make(longest, rows),
-            sums=make(longest, rows, dtype=single),
-            steps=make(sentences, beam, value=ops.NEVER),
-            rows=make(sentences, beam),
-            totals=make(sentences, beam, dtype=single),
-            ranks=make(sentences, beam, value=-math.inf, dtype=torch.float64),
-            open=make(sentences, dtype=torch.bool),
-            ancestors=make(0, rows, dtype=torch.int32),
-        )
         self._make_states()
 
     @property
@@ -135,8 +63,6 @@ class DeviceSearch:
             for module in model.decoder.stateful
             if isinstance(module, StepByStep)
         ]
-        if any("inputs" in entry for _, _, entry in self.kept):
-            raise ValueError("a decoder's state that grows from step to step has no place in a graph")
         rings = [entry for _, _, entry in self.kept if "ring" in entry]
         widths = [len(entry["ring"]) for entry in rings]
         # of all layers in one tensor: they are re-ordered alike, and forgotten
@@ -150,21 +76,12 @@ class DeviceSearch:
         for model, state in zip(self.models, self.states, strict=True):
             model.decoder.read_source(model.encoder(self.source, None), state, len(self.beams.newest))
 
-    def _decode(self) -> Tensor:
-        """Logits of the next token of every hypothesis."""
-        decoded = [
+    def _decode(self) -> list[Tensor]:
+        """Each model's logits of the next token of every hypothesis."""
+        return [
             model.decoder.step(self.beams.newest, self.step_number, state)
             for model, state in zip(self.models, self.states, strict=True)
         ]
-        return joint_logits(decoded, self.rules.temperature)
-
-    @property
-    def bytes(self) -> int:
-        """The memory that lies here between batches, but for what the allocator rounds up."""
-        tensors = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        entries = [entry for state in self.states for entry in state.values() if isinstance(entry, dict)]
-        tensors += [value for entry in entries for value in entry.values() if isinstance(value, Tensor)]
-        return sum(tensor.nbytes for tensor in (*tensors, *self.beams))
 
     def give(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> None:
         """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``."""
@@ -197,11 +114,8 @@ class DeviceSearch:
     def step(self) -> None:
         """Add a token to every hypothesis."""
         rules, beams = self.rules, self.beams
-        logits = forbid_repeats(
-            self._decode(), self.history, ngram=rules.ngram, temperature=rules.temperature, pad=rules.pad
-        )
         candidates = ops.step_candidates(
-            logits,
+            rules.joint_logits(self._decode(), self.history),
             beams.scores,
             beams.limits,
             beams=rules.beam,
@@ -212,7 +126,7 @@ class DeviceSearch:
             unk=rules.unk,
             unk_penalty=rules.unk_penalty,
         )
-        ops.search_step(*candidates, beams, eos=rules.eos, stepwise=rules.stepwise is not None)
+        ops.search_step(*candidates, beams, eos=rules.eos, stepwise=rules.stepwise)
         if rules.ngram:
             history = self.history.index_select(0, beams.order)
             self.history.copy_(torch.cat([history[:, 1:], beams.newest.unsqueeze(1)], dim=1))
@@ -222,9 +136,3 @@ class DeviceSearch:
                 for name, value in entry.items():
                     value.copy_(new[name].index_select(1, beams.order))
                 module.set_incremental_state(state, dict(entry))
-
-    def found(self, sentences: int, steps: int) -> SearchResult:
-        """Copy the hypotheses of the first sentences, after so many steps, to the CPU."""
-        beams = self.beams
-        tables = (table[:steps].cpu() for table in (beams.words, beams.parents, beams.sums))
-        return SearchResult(*tables, *(held[:sentences].cpu() for held in (beams.steps, beams.rows, beams.totals)))

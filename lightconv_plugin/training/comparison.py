@@ -11,10 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fairseq import metrics
 from torch import Tensor, nn
 
-from lightconv_plugin.training.flat import settings_of
 from lightconv_plugin.training.updates import SAMPLE_SIZE, CannotCapture, Updates
 
 # share of its norm by which a gradient may differ where sums are made in another order; other results by a fifth
@@ -38,7 +36,6 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
     """
     if not samples:
         return
-    before = constants(trainer)
     scale = trainer.optimizer.scaler.loss_scale if getattr(trainer.optimizer, "scaler", None) else LEAST_SCALE
     while True:
         with _without_dropout(updates.modules):
@@ -50,8 +47,6 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
         scale /= 2  # as fairseq after an overflow
         if scale < LEAST_SCALE:
             raise CannotCapture("gradients are not finite")
-    if moved := changes(before, constants(trainer)):
-        raise CannotCapture(f"an update changes what a graph holds for ever: {moved}")
     graphs = _by_updates(trainer, updates, samples, scale, graphs=True)
     whole = {name for name, tensor in fairseqs.items() if not tensor.is_floating_point()}
     tolerance = TOLERANCES[updates.flat.weight.dtype]
@@ -86,27 +81,8 @@ def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str
     return found
 
 
-def constants(trainer: Any) -> dict[str, Any]:
-    """Constants of graphs, by name: attributes of modules, what has gradients, and the optimizer's settings."""
-    found = dict(vars(settings_of(trainer)))
-    for part in (trainer.get_model(), trainer.get_criterion()):
-        part.train()  # as fairseq before every update
-    for name, module in _modules(trainer):
-        for key, value in vars(module).items():
-            if value is None or isinstance(value, (bool, int, float, str)):
-                found[f"{name}.{key}"] = value
-        for key, param in module.named_parameters(recurse=False):
-            found[f"{name}.{key}.requires_grad"] = param.requires_grad
-    return found
-
-
-def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Name what has changed, with both values; empty where nothing has."""
-    names = [name for name in before | now if before.get(name) != now.get(name)]
-    return "; ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names[:SHOWN])
-
-
-def _modules(trainer: Any) -> Iterator[tuple[str, nn.Module]]:
+def modules_of(trainer: Any) -> Iterator[tuple[str, nn.Module]]:
+    """All modules that take part in an update, by their names."""
     for part in (trainer.get_model(), trainer.get_criterion()):
         yield from part.named_modules(prefix=type(part).__name__)
 
@@ -128,8 +104,6 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
             for name, number in {SAMPLE_SIZE: size, **{LOGGED + name: logged[name] for name in logged}}.items():
                 own = torch.as_tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
                 found[name] = found.get(name, 0) + own.detach().cpu()
-        for beside in filter(None, metrics.get_active_aggregators()):
-            raise CannotCapture(f"{', '.join(beside)} is logged by a forward pass, which a graph would do once")
         gradients = [(param, param.grad) for param in params]
         for param in params:
             param.grad = None
@@ -147,9 +121,9 @@ def _by_updates(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
 
 
 def _pass(trainer: Any, numbers: Pass, gradients: Iterable[tuple[Tensor, Tensor | None]], scale: float) -> Pass:
-    names: dict[Any, str] = {p: f"{name}.{key}" for name, m in _modules(trainer) for key, p in m._parameters.items()}
+    names: dict[Any, str] = {p: f"{name}.{key}" for name, m in modules_of(trainer) for key, p in m._parameters.items()}
     found = {GRADIENT + names[param]: gradient for param, gradient in gradients if gradient is not None}
-    buffers = {f"{name}.{key}": b for name, module in _modules(trainer) for key, b in module._buffers.items()}
+    buffers = {f"{name}.{key}": b for name, module in modules_of(trainer) for key, b in module._buffers.items()}
     norm = _norm(found.values()) / scale / (numbers[SAMPLE_SIZE].item() or 1.0)
     copies = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
     return numbers | {NORM: torch.tensor(norm)} | copies | found

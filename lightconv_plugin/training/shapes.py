@@ -21,10 +21,10 @@ class Padding(NamedTuple):
     left_target: bool = False
 
 
-def plan(sizes: np.ndarray, most: int = MOST) -> list[Shape]:
+def plan(sizes: np.ndarray) -> list[Shape]:
     """Lengths of both sides, the fewest places first, in one of which each sentence pair fits with little padding.
 
-    Those of the longer side, at most ``most``, are as dense as the square root of the density of sentences: with many
+    Those of the longer side, at most ``MOST``, are as dense as the square root of the density of sentences: with many
     lengths, none pad less.
 
     Args:
@@ -33,7 +33,7 @@ def plan(sizes: np.ndarray, most: int = MOST) -> list[Shape]:
     longest = sizes.max(axis=1)
     found, counts = np.unique(longest, return_counts=True)
     share = np.sqrt(counts * np.diff(found, prepend=0)).cumsum()
-    ends = np.searchsorted(share, share[-1] * np.arange(1, most) / most)
+    ends = np.searchsorted(share, share[-1] * np.arange(1, MOST) / MOST)
     lengths = np.unique([*found[ends], found[-1]])
     which = np.searchsorted(lengths, longest)
     planned = {tuple(sizes[which == number].max(axis=0).tolist()) for number in range(len(lengths))}

@@ -6,8 +6,6 @@ captured is trained as fairseq does it, and the log says once why.
 
 import dataclasses
 import logging
-import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,22 +17,20 @@ from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from torch import distributed, nn
+from torch import distributed
 
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
-from lightconv_plugin.training.comparison import changes, compare, constants
+from lightconv_plugin.training.comparison import compare, modules_of
 from lightconv_plugin.training.flat import SCALER, FlatModel, settings_of
 from lightconv_plugin.training.shapes import Padding
 from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, CannotCapture, Numbers, Updates
 
 logger = logging.getLogger(__name__)
 
-KINDS = [f"{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")]
-HOOKS = [f"_{kind}" for kind in (*KINDS, "post_accumulate_grad_hooks")]  # that PyTorch calls in an update
-HOOKS += [f"_global_{kind}" for kind in KINDS] + ["_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"]
+HOOKS = [f"_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")]
 SAME = (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
 
 OPTION = "cuda_graphs"
@@ -102,27 +98,20 @@ def capture_updates() -> None:
 def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
     """Return what makes this trainer's updates, of these batches first; None for fairseq.
 
-    Decided at the first update, and at the first of each epoch, when graphs are captured anew if what they hold for
-    ever has changed.
+    Decided at the first update, and at the first of each epoch.
     """
     known = vars(trainer)
     captured: CapturedTraining | None = known.get("_lightconv_captured")
     asked = "_lightconv_captured" not in known and getattr(trainer.cfg.optimization, OPTION, False)
     if captured.proven if captured else not asked:
         return captured
-    known.pop("_lightconv_captured", None)  # two would take the memory of both
     try:
-        if captured and (changed := changes(captured.constants, constants(trainer))):
-            logger.info("--cuda-graphs: graphs are captured anew: %s", changed)
-            captured.release()
-            captured = None
         captured = captured or CapturedTraining(trainer, samples)
         captured.prove(samples)
     except Exception as error:  # fairseq meets it too, if it is the training's own
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): "
-        reason = f"{'' if isinstance(error, CannotCapture) else where}{error}"
-        logger.warning("--cuda-graphs: updates are made one kernel after the other, since %s", reason)
+        unforeseen = not isinstance(error, CannotCapture)
+        said = "--cuda-graphs: updates are made one kernel after the other, since %s"
+        logger.warning(said, error, exc_info=unforeseen)
         if captured:
             captured.release()
         captured = None
@@ -131,7 +120,7 @@ def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | N
 
 
 def refuse(trainer: Any) -> None:
-    """Save the trial where its outcome can be told beforehand.
+    """Refuse what a comparison of gradients would not find, and hooks, which a graph would call once.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
@@ -139,28 +128,20 @@ def refuse(trainer: Any) -> None:
     cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
     adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.param_groups) == 1
-    params = list(getattr(optimizer, "fp16_params", None) or optimizer.params)
-    ddp, several = cfg.distributed_training.ddp_backend, trainer.data_parallel_world_size > 1
+    several, own_step = trainer.data_parallel_world_size > 1, type(task).optimizer_step
     refusals = {
         f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
-        "--quantization-config-path is given": trainer.quantizer is not None,
         "--store-ema is given": cfg.ema.store_ema,
-        "--ddp-backend slowmo is given": ddp == "slowmo",
+        "--ddp-backend slowmo is given": cfg.distributed_training.ddp_backend == "slowmo",
         # each process would stop by a clock of its own
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
-        f"{type(task).__name__} has an optimizer_step of its own": type(task).optimizer_step
-        is not FairseqTask.optimizer_step,
+        f"{type(task).__name__} has an optimizer_step of its own": own_step is not FairseqTask.optimizer_step,
         f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
-        "the parameters are of several types or on several devices": len({(p.dtype, p.device) for p in params}) > 1,
     }
-    owners = [("PyTorch", nn.modules.module), ("the optimizer", inner.optimizer)]
-    for part in (trainer.get_model(), criterion):
-        owners += [*part.named_modules(prefix=type(part).__name__), *part.named_parameters(prefix=type(part).__name__)]
-    for name, owner in owners:
-        hooks = [hook for kind in HOOKS for hook in (getattr(owner, kind, None) or {}).values()]
+    for name, module in modules_of(trainer):
         refusals |= {
-            f"{name} has hooks, which a graph would call once": any(type(h).__name__ != "WeightNorm" for h in hooks),
-            f"{name} changes with the number of updates": getattr(type(owner), "set_num_updates", None) not in SAME,
+            f"{name} has hooks": any(getattr(module, kind) for kind in HOOKS),
+            f"{name} changes with the number of updates": getattr(type(module), "set_num_updates", None) not in SAME,
         }
     if reason := next((sentence for sentence, holds in refusals.items() if holds), None):
         raise CannotCapture(reason)
@@ -172,7 +153,6 @@ class CapturedTraining:
     At every update after which fairseq logs, validates, saves or stops, both are at the same place.
 
     Attributes:
-        constants: what graphs hold for ever, by name.
         proven: an update of this epoch was compared with fairseq's.
 
     Raises:
@@ -200,7 +180,6 @@ class CapturedTraining:
         self.updates = Updates(model, criterion, padding, planned, capture=capture, processes=processes)
         self.rates: dict[int, float] = {}
         self.proven = False
-        self.constants = constants(trainer)
         flat = FlatModel(trainer.optimizer, self.updates.reached)
         self.scaler = getattr(trainer.optimizer, "scaler", None)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
@@ -260,8 +239,6 @@ class CapturedTraining:
             logged = self._take(*made)
         if self.scaler:
             metrics.log_scalar("loss_scale", self.scaler.loss_scale, priority=700, round=4, weight=0)
-        if self.updates.uncaptured:
-            metrics.log_scalar("uncaptured", self.updates.uncaptured, priority=710, weight=0)
         metrics.log_stop_time("train_wall")
         return logged
 
@@ -292,9 +269,8 @@ class CapturedTraining:
         trainer.consolidate_optimizer()
         trainer.save_checkpoint(path, {})
         raise FloatingPointError(
-            f"{what} in update {trainer.get_num_updates() + 1}; the parameters, which it has not changed, are in "
-            f"{path}. Train with a lower --lr, with --clip-norm, or with larger batches; without --cuda-graphs fairseq "
-            "names the module in which it happens."
+            f"{what} in update {trainer.get_num_updates() + 1}; the parameters before it are in {path}. "
+            "Train with a lower --lr or with --clip-norm; without --cuda-graphs fairseq names the module"
         )
 
     def settle(self) -> None:

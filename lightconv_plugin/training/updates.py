@@ -74,7 +74,6 @@ class Updates:
         self.on_gpu = device.type == "cuda"
         self.modules: list[nn.Module] = [*model.modules(), *criterion.modules()]
         self.shapes = planned
-        self.uncaptured = 0
         self.waiting: deque[tuple[Any, Tensor]] = deque()
         self._graphs: dict[Shape, Any] = {}
         self._kept: list[Tensor] = []
@@ -165,20 +164,18 @@ class Updates:
             loss, sample_size, logged = self.criterion(self.model, sample)
         self.keys = sorted(logged)
         given = {SAMPLE_SIZE: sample_size} | {name: logged[name] for name in self.keys}
-        numbers = [self._number(name, number, len(sample["target"])) for name, number in given.items()]
+        numbers = [self._number(number, len(sample["target"])) for number in given.values()]
         gradients = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
         found = {at: gradient.contiguous() for at, gradient in enumerate(gradients) if gradient is not None}
         self.reached = {self._params[at] for at in found}
         torch._foreach_add_([sums[at] for at in found], list(found.values()))
         return torch.stack(numbers)
 
-    def _number(self, name: str, number: Any, sentences: int) -> Tensor:
+    def _number(self, number: Any, sentences: int) -> Tensor:
         """A number of the criterion's, in float64 on the device; Python's number of sentences is the batch's own."""
         if not torch.is_tensor(number):
             own = number == sentences
             number = self._counts[1] if own else torch.full((), number, dtype=torch.float64, device=self.device)
-        if number.numel() != 1:
-            raise CannotCapture(f"the criterion gives {name} of shape {tuple(number.shape)}, expected one number")
         return number.detach().double().reshape(())
 
     def _add(self, sample: dict[str, Any]) -> None:
@@ -242,7 +239,6 @@ class Updates:
         for sample in samples:
             own = self.shapes[-1] if sample is None else shapes.shape_of(sample)
             shape = shapes.fit(self.shapes, own)
-            self.uncaptured += graphs and shape is None
             sentences, *lengths = shape or own
             limits = zip(lengths, self._longest, strict=True)
             padded = (sentences + wider, *(max(length, min(length + wider, most)) for length, most in limits))

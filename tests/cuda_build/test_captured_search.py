@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
-from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules
+from lightconv_plugin.tasks.search_rules import Rules
+from lightconv_plugin.tasks.search_steps import DeviceSearch
 from tests.cuda_build.test_models import PRECISIONS, build, of_one_type, precise
 from tests.models import common
 from tests.training.counting import Count
@@ -19,7 +20,7 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
 
     A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one.
     """
-    rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
+    rules = Rules(beam=4, pad=1, eos=2, unk=3)
     size, counts = {"sentences": 32, "length": 30, "longest": 31, "device": "cuda"}, []
     with precise("float16"), torch.no_grad():
         model = of_one_type(common.build(arch, common.task(60))).eval()
@@ -37,7 +38,7 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     assert "relu" not in counts[1]
 
 
-@pytest.mark.parametrize("special", [{"stepwise": LengthPenalty(0.6)}, {"stepwise": None, "ngram": 3}], ids=str)
+@pytest.mark.parametrize("special", [{"penalty": LengthPenalty(0.6), "stepwise": True}, {"ngram": 3}], ids=str)
 @pytest.mark.parametrize("precision", PRECISIONS[:3])
 def test_a_search_does_not_wait(precision, special, gpu):
     rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.5, temperature=0.7, **special)

@@ -6,11 +6,11 @@ They send their number, and the fork takes words, environment, folder and open f
 import contextlib
 import importlib
 import logging
+import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -48,33 +48,16 @@ def become(asker: Path, python: str) -> None:
         importlib.import_module(module).cli_main()
 
 
-def answer(folder: Path, asker: str) -> NoReturn:
-    """Run the command in this process, just forked, and tell the asker its status."""
-    status = 1
-    try:
-        become(Path("/proc") / asker, f"{folder}/python")
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    (folder / asker).write_text(str(status))
-    os._exit(status)
-
-
 def serve(folder: Path) -> NoReturn:
     for each in ("fairseq", "torch._dynamo", "yaml", "sacrebleu"):
         importlib.import_module(each)
     while True:
         for asker in (folder / "asked").read_text().split():
             if os.fork() == 0:
-                answer(folder, asker)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
-                pass
+                command = multiprocessing.Process(target=become, args=(Path("/proc") / asker, f"{folder}/python"))
+                status = command._bootstrap()  # type: ignore[attr-defined]  in this process
+                (folder / asker).write_text(str(status))
+                os._exit(status)
 
 
 @contextlib.contextmanager

@@ -84,10 +84,3 @@ def test_generate_interactive_and_validate(corpus, trained, tmp_path):
     said = run("validate", corpus, *options, "--task", "translation", "--max-tokens", 300, cwd=tmp_path)
     assert "valid on 'valid' subset" in said
     assert "loss" in said
-
-
-def test_bad_options_are_refused_in_a_sentence(corpus, tmp_path):
-    line = command("train", *train_arguments(corpus, tmp_path / "saved"), "--encoder-kernel-size-list", "3,7,15")
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "--encoder-kernel-size-list has 3 widths [3, 7, 15] for 2 layers" in done.stderr.strip().splitlines()[-1]

@@ -27,31 +27,24 @@ def yaml_config(data, save_dir, *, task, model, criterion, **sections):
     }
 
 
-@pytest.mark.parametrize(
-    ("mixer", "model"),
-    [
-        ("lightweight", {"_name": "pla_lightconv_small", "dropout": 0.0}),
-        ("average", {"_name": "pla_aan_wmt_en_de_big", "encoder_attention_heads": 2, "decoder_attention_heads": 2}),
-        ("dynamic", {"_name": "pla_dynamicconv_decoupled_iwslt_de_en", "encoder_query_dim": 8, "decoder_query_dim": 8}),
-    ],
-)
-def test_translation_models_train_from_yaml(corpus, tmp_path, mixer, model):
-    translation = {"_name": "translation", "source_lang": "en", "target_lang": "de"}
+def test_a_translation_model_trains_from_yaml(corpus, tmp_path):
+    model = {"_name": "pla_dynamicconv_decoupled_iwslt_de_en", "encoder_query_dim": 8, "decoder_query_dim": 8}
     small: dict[str, object] = {f"{side}_ffn_embed_dim": 32 for side in ("encoder", "decoder")}
     small |= {f"{side}_kernel_size_list": [3] for side in ("encoder", "decoder")}
     config = yaml_config(
-        corpus, tmp_path / "saved", task=translation, model={**SMALL_ENCODER_DECODER, **small, **model},
+        corpus,
+        tmp_path / "saved",
+        task={"_name": "translation", "source_lang": "en", "target_lang": "de"},
+        model={**SMALL_ENCODER_DECODER, **small, **model},
         criterion={"_name": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
-    )  # fmt: skip
+    )
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(config))
     run("hydra_train", "--config-dir", tmp_path, "--config-name", "one", cwd=tmp_path)
     trained = tmp_path / "saved" / "checkpoint_last.pt"
     saved = torch.load(trained, weights_only=False)["cfg"]["model"]
     assert {name: saved[name] for name in model} == model
-    assert saved["encoder_conv_type"] == mixer
-    if mixer == "lightweight":  # once: hydra's checkpoints are all read alike
-        options = ["--user-dir", PLUGIN, "--path", trained, "--cpu", "--gen-subset", "valid", "--max-len-b", 10]
-        assert "BLEU4 = " in run("generate", corpus, *options, cwd=tmp_path)
+    options = ["--user-dir", PLUGIN, "--path", trained, "--cpu", "--gen-subset", "valid", "--max-len-b", 10]
+    assert "BLEU4 = " in run("generate", corpus, *options, cwd=tmp_path)
 
 
 def test_language_model_trains_from_yaml_and_fairseq_eval_lm_reads_it(corpus, tmp_path):

@@ -18,28 +18,25 @@ import pytest
 import torch
 
 from data_prep import __main__ as data_prep_command
-from data_prep import binarise, download, prepare
-from scripts import average, evaluate, generate, pretrained, score, table, train
+from data_prep import binarise
+from scripts import average, generate, pretrained, score, table, train
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import LIST, open_own
 from scripts.fairseq_io import devices, generation
 from scripts.reproduce import select
-from scripts.scoring import perplexity
 from tests.data_prep.corpora import packed
 from tests.data_prep.samples import preprocess
 from tests.killed import killed_at
 
-SIDES, PARTS = ("en", "de"), ("train", "valid", "test")
+SIDES = ("en", "de")
 CONFIG = "dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 3}\naverage: {by: update, last: 2}\n"
 STEPS = "[{split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, {save_raw: {}}, {bpe: {merges: 10}}]"
 GIVEN = {
     "own.yaml": f"kind: text\nsource: en\ntarget: de\nsteps: {STEPS}\n",
     "model.yaml": CONFIG,
-    "lm.yaml": f"{CONFIG}score: {{metric: perplexity}}\n",
     "text/manifest.json": "{}",
     **{f"text/train.{side}": "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in SIDES},
-    **{f"prepared/{part}.{side}": f"a {part} {side}\n" for part in PARTS for side in SIDES},
     **{f"prepared/raw/test.{side}": "b\n" for side in SIDES},
     **{f"data/{name}": "" for side in SIDES for name in (f"dict.{side}.txt", f"train.en-de.{side}.idx")},
     **{f"hypotheses/{name}": "b\n" for name in ("hypotheses.tok", "reference.tok")},
@@ -50,28 +47,19 @@ SAID = {
     "fairseq-train": 't t | INFO | train_inner | {"loss": "2.5", "ppl": "5", "num_updates": "3", "wall": "1"}\n',
     "fairseq-generate": "x | loaded 1 examples from: /a/test.en-de.en\nS-0\ta\nT-0\tb\nH-0\t-0.5\tb\n"
     "x | Translated 1 sentences (2 tokens) in 1.0s (1.0 sentences/s, 2.0 tokens/s)\n",
-    "fairseq-eval-lm": "t t | INFO | fairseq_cli.eval_lm | 0 a [-1.0]\t</s> [-1.0]\n"
-    "x | Evaluated 2 tokens in 1.0s (2.0 tokens/s)\nx | Loss (base 2): 1.0, Perplexity: 2.0\n",
 }
-TRAINED = "--data data --model checkpoints/checkpoint_1_1.pt"
 PUBLISHED = "lightconv.no_glu.iwslt14.de-en"
 # each as a user gives it in the folder of what is given, writing to OUT or beside it
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "data_prep": (data_prep_command.main, "own.yaml --raw text --workers 1 --out OUT"),
-    "download": (download.main, "own.yaml --raw text --out OUT"),
-    "prepare": (prepare.main, "own.yaml --raw text --workers 1 --out OUT"),
-    "binarise": (binarise.main, "own.yaml --prepared prepared --out OUT"),
     "train": (train.main, "model.yaml --data data --out OUT"),
     "average": (average.main, "--checkpoints checkpoints --last 2 --by update --out OUT/model.pt"),
-    "generate": (generate.main, f"model.yaml {TRAINED} --out OUT"),
-    "evaluate": (evaluate.main, f"lm.yaml {TRAINED} --out OUT"),
+    "generate": (generate.main, "model.yaml --data data --model checkpoints/checkpoint_1_1.pt --out OUT"),
     "score": (score.main, "model.yaml --hypotheses hypotheses --prepared prepared --out OUT"),
     "select": (select.main, "model.yaml --run run --out OUT"),
     "table": (table.main, "1 --work work --out OUT"),
     "pretrained": (pretrained.main, f"get {PUBLISHED} --from . --out OUT"),
 }
-# names that other programs and people use beside a file, behind its name
-NEAR = ("work", "old", "partial", "part", "bad", "tmp", "download", "lock", "1.old")
 
 
 def run_logged(command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, **how: object) -> None:
@@ -111,7 +99,7 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda self, file, **_: file.write(b"drawn"))
     monkeypatch.setattr(pretrained, "check_model", lambda *_: None)
     monkeypatch.setattr(pretrained, "convert", lambda source, out: str(out.write_bytes(b"converted")))
-    for module in (binarise, train, generation, perplexity):
+    for module in (binarise, train, generation):
         monkeypatch.setattr(module, "run_logged", run_logged)
     main, line = COMMANDS[request.param]
     return lambda out: main(line.replace("OUT", str(out)).split())
@@ -156,8 +144,7 @@ def foreign_files(run: Callable[[Path], None], folder: Path) -> None:
         with pytest.raises(UserError, match="away, or choose another"):
             run(folder / str(number) / "out")
         assert mine.read_text() == "mine", path
-    places = [folder / "near" / path for path in (Path("out"), *written)]
-    beside = [place.with_name(f"{place.name}.{ending}") for place in places for ending in NEAR]
+    beside = [folder / "near" / f"{path}.{ending}" for path in ("out", *written) for ending in ("old", "part", "lock")]
     for mine in beside:
         mine.parent.mkdir(parents=True, exist_ok=True)
         mine.write_text("mine")

@@ -1,14 +1,15 @@
 """Updates as CUDA graphs against fairseq's trainer on the same batches; on a CPU the same updates without graphs."""
 
 import json
+import weakref
 
 import pytest
 import torch
 from fairseq.logging import metrics
+from torch import distributed, multiprocessing
 
 from tests.tolerances import TOLERANCES
 from tests.training.runs import batches, begin, capture, parameters, train
-from tests.training.test_processes import compare_with_one
 
 PRECISIONS = {"float32": [], "bfloat16": ["--bf16"], "float16": ["--fp16", "--fp16-init-scale", "128"]}
 SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "loss_scale")
@@ -70,18 +71,36 @@ def test_update_freq(precision, device):
     compare(runs[0], runs[1], getattr(torch, precision))
 
 
-def test_two_processes_on_one_device(device, tmp_path):
-    """Their gradients averaged by gloo: NCCL wants a device for each."""
-    compare_with_one(tmp_path, device)
+NAMES = ("loss", "gnorm", "wpb", "bsz", "num_updates")
 
 
-def test_dropout_is_that_of_updates_without_graphs(device):
-    """On batches of one shape: the same random numbers. On a CPU too, where nothing is captured."""
-    same = [batches(1)[0]] * 6
-    flags = ["--dropout", "0.2", "--attention-dropout", "0.1", "--weight-dropout", "0.1"]
-    runs = [train(begin(captured, device, *flags), same) for captured in (True, False)]
-    compare(runs[0], runs[1], torch.float32)
-    assert len({round(logged["loss"], 3) for logged in runs[0].logged[1:3]}) == 2
+def work(rank, folder, device):
+    """Train on every second batch, and write down what is logged and the parameters at the end."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/group", world_size=2, rank=rank)
+    trainer = begin(False, device, "--distributed-world-size", "2")
+    replaced = weakref.ref(trainer.model.module)
+    capture(trainer)
+    assert replaced() is None
+    run = train(trainer, batches(12)[rank::2])
+    torch.save(
+        ([{name: logged[name] for name in NAMES} for logged in run.logged], parameters(trainer)), folder / str(rank)
+    )
+    distributed.destroy_process_group()
+
+
+def test_two_processes_are_one_that_accumulates(device, tmp_path):
+    """On one device, their gradients averaged by gloo: NCCL wants a device for each. fairseq's own updates with one."""
+    start = "spawn" if device.type == "cuda" else "fork"  # CUDA takes no forks
+    multiprocessing.start_processes(work, (tmp_path, device), nprocs=2, start_method=start)
+    alone = train(begin(False, device), batches(12), update_freq=2)
+    for rank in "01":
+        logged, found = torch.load(tmp_path / rank)
+        assert len(logged) == len(alone.logged) == 6
+        for mine, theirs in zip(logged, alone.logged, strict=True):
+            want = {name: theirs[name] for name in NAMES}
+            assert mine == pytest.approx(want, rel=1e-3, abs=1e-3)  # fairseq rounds to three places
+        torch.testing.assert_close(found, parameters(alone.trainer), rtol=0, atol=1e-4)
 
 
 def test_an_overflow_is_skipped_as_fairseq_does(device):
@@ -116,7 +135,7 @@ def test_overflows_that_the_host_learns_late(device):
     torch.testing.assert_close(ends[0][3], ends[1][3], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", [False, True])
 def test_a_checkpoint_goes_on_either_way(first, precision, device, tmp_path):
     """Half the updates captured and half not, in either order, end as all of one kind do."""
     samples, flags = batches(16), PRECISIONS[precision]
@@ -134,17 +153,3 @@ def test_a_checkpoint_goes_on_either_way(first, precision, device, tmp_path):
     compare(rest, whole, getattr(torch, precision))
     kept = torch.load(path, weights_only=False)["last_optimizer_state"]
     assert all(state["step"] == 8 for state in kept["state"].values())
-
-
-def test_a_gradient_that_is_no_number_ends_the_training(device, tmp_path):
-    """With a sentence, and a checkpoint of the parameters as they were."""
-    flags = ["--bf16", "--save-dir", str(tmp_path)]
-    trainer = begin(True, device, *flags)
-    train(trainer, batches(2))
-    before = parameters(trainer)
-    trainer.get_model().decoder.layers[0].ffn.fc1.bias.data[0] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"not finite in update 3;.*crash\.pt.*--clip-norm"):
-        train(trainer, batches(1))
-    after = parameters(trainer)
-    assert torch.equal(before[~after.isnan()], after[~after.isnan()])
-    assert (tmp_path / "crash.pt").exists()

@@ -36,26 +36,6 @@ def test_steps_equal_the_full_pass_and_a_graph_of_one_step(dtype, device, captur
         assert_close(step(), want[i : i + 1], dtype)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@torch.no_grad()
-def test_a_state_follows_its_beams(dtype, dynamic, device):
-    """Beams are copied, dropped and added, and each still is what the full pass over its past gives."""
-    H, K, C = 4, 7, 64
-    shared, state = make(device, H, K, dtype=dtype), None
-    past, kernels = make(device, 0, 2, C, dtype=dtype), make(device, 0, 2, H, K, dtype=dtype)
-    for order in ([0, 1], [0, 0, 1, 1], [3, 0, 0, 2], [1, 1], *([0, 1] for _ in range(9))):
-        index = torch.tensor(order, device=device)
-        if state is not None:
-            state = ops.reorder_state(state, index)
-            past, kernels = past[:, index], kernels[:, index]
-        x, own = make(device, 1, len(order), C, dtype=dtype), make(device, 1, len(order), H, K, dtype=dtype)
-        past, kernels = torch.cat([past, x]), torch.cat([kernels, own])
-        got, state = ops.conv_step(x, own if dynamic else shared, state)
-        operator = reference.dynamic_conv if dynamic else reference.light_conv
-        want = operator(past.double(), (kernels if dynamic else shared).double(), padding_l=K - 1)
-        assert_close(got, want[-1:], dtype)
-
-
 def to_device(sample, device):
     inputs = {name: tensor.to(device) for name, tensor in sample["net_input"].items()}
     return {"id": sample["id"].to(device), "net_input": inputs}

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from lightconv_plugin import ops
 from tests.gpu.test_operators import make
 from tests.models import test_architectures as small
 from tests.ops import native
@@ -51,24 +49,6 @@ def compiled(function, device):
         pytest.skip("Triton compiles with Python's headers, which a package such as python3-dev has")
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
-
-
-@pytest.mark.parametrize("operator", ["light_conv", "dynamic_conv"])
-def test_a_compiled_operator(operator, device):
-    x = make(device, 33, 2, 128).requires_grad_()
-    weight = make(device, *((2, 31) if operator == "light_conv" else (33, 2, 2, 31))).requires_grad_()
-
-    def function(x, weight):
-        return F.silu(getattr(ops, operator)(x, weight, padding_l=30)) * 2
-
-    grad = make(device, 33, 2, 128)
-    results = []
-    for each in (function, compiled(function, device)):
-        out = each(x, weight)
-        results.append((out.detach(), *torch.autograd.grad(out, (x, weight), grad)))
-    for want, got in zip(*results, strict=True):
-        scale = max(1.0, want.abs().max().item())
-        assert_close(got / scale, want / scale)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

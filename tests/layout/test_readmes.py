@@ -118,11 +118,3 @@ def test_a_page_is_short(page):
 
 def test_every_page_is_listed():
     assert {*CHECKOUT.glob("[!.]*/README.md"), *CHECKOUT.glob("README.md")} <= set(PAGES)
-
-
-def test_what_is_looked_for_is_found():
-    text = (
-        "`python -m scripts.bench ops --seconds 1` in `scripts/a/{b,c}.py`\n```\nscripts/demo.sh --raw DIR  # x\n```\n"
-    )
-    assert commands(text) == [(("scripts/demo.sh",), ["--raw"]), (("scripts.bench", "ops"), ["--seconds"])]
-    assert [each for path in paths(text) for each in expanded(path)] == ["scripts/a/b.py", "scripts/a/c.py"]

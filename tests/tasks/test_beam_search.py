@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from lightconv_plugin.tasks import beam_search, search_graphs
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
-from lightconv_plugin.tasks.search_steps import DeviceSearch, Rules
 from lightconv_plugin.tasks.translation import FastTranslationConfig, FastTranslationTask
 from tests.models import common
 from tests.ops.cuda_on_cpu import kernels_for_cpu_tensors
+from tests.tape import Stream, tape  # noqa: F401  a fixture
 from tests.tolerances import assert_close
 from tests.waits import waits
 
@@ -74,7 +74,7 @@ def captured(generator, batch, bos=EOS):
     """Search as if the batch were on a GPU."""
     source = batch["net_input"]["src_tokens"]
     max_len = min(int(generator.max_len_a * source.shape[1] + generator.max_len_b), generator.max_len - 1)
-    return generator._search_captured(source, bos, max_len)
+    return generator._captured(source, bos=bos, min_len=generator.min_len, max_len=max_len)
 
 
 def in_steps(generator, batch):
@@ -144,12 +144,6 @@ def test_the_kernels_of_a_captured_search(options):
             assert_same(captured(ours, sample(lengths)), theirs.generate([], sample(lengths)))
 
 
-def test_the_sentences_above_do_end_at_different_lengths():
-    """Else nothing would have been said about batches that shrink."""
-    found = generator([model(LIGHT, seed=3)], max_len_b=30).generate([], sample([7, 3, 5, 6, 2, 4]))
-    assert len({len(hypotheses[0]["tokens"]) for hypotheses in found}) > 2
-
-
 def test_many_beams_of_few_types_and_long_outputs():
     """More candidates than a chunk of the vocabulary holds, positions past the widest kernel, one sentence.
 
@@ -175,7 +169,6 @@ def convs2s():
     ("make", "options", "named"),
     [
         (lambda: model(LIGHT), {"diverse_beam_groups": 2}, "DiverseBeamSearch"),
-        (lambda: model(LIGHT), {"match_source_len": True}, "LengthConstrainedBeamSearch"),
         (lambda: model(LIGHT), {"beam": 12}, "a vocabulary of 24 types for 12 beams"),
         (lambda: model(LIGHT), {}, "a prefix"),
         (convs2s, {}, "FConvModel, whose attention counts on 4 rows a sentence at every step"),
@@ -227,30 +220,35 @@ def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, 
     with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as step, waits("cpu") as met:
         hypotheses = ours.generate([], sample([7, 3, 5]))
     assert len({len(hypothesis["tokens"]) for done in hypotheses for hypothesis in done}) > 2
-    assert step.call_count > 4
-    assert len(met) == step.call_count + 1
-    assert all(wait.startswith("tolist at beam_search.py") for wait in met)
-
-
-def test_no_sentences_have_no_hypotheses():
-    assert beam_search._best_first([]) == []
-    assert beam_search._best_first([[], []]) == [[], []]
+    in_steps = met[: step.call_count]
+    assert len(in_steps) == step.call_count > 4
+    assert all(wait.startswith("nonzero at beam_search.py") for wait in in_steps)
+    assert all(" at search_rules.py" in wait for wait in met[step.call_count :])
 
 
 # ------------------------------------------------------------------------------------------------- captured searches
 
 
+@pytest.mark.parametrize(
+    "options", [{"beam": 1}, {"no_repeat_ngram_size": 2, "min_len": 4, "temperature": 0.6}, {"max_len_a": 2}]
+)
+@pytest.mark.parametrize("arch", OURS)
 @torch.no_grad()
-def test_a_step_waits_for_nothing():
-    rules = Rules(beam=4, pad=1, eos=EOS, unk=3, unk_penalty=0.5, temperature=0.7, stepwise=None, ngram=3)
-    search = DeviceSearch([model(arch) for arch in OURS], rules, sentences=3, length=8, longest=32, device="cpu")
-    search.give(sample([5, 3])["net_input"]["src_tokens"], bos=EOS, min_len=1, max_len=20)
-    search.begin()
-    with waits("cpu") as met:
-        for _ in range(3):
-            search.step()
-    assert met == []
-    assert search.beams.open.tolist() == [True, True, False]
+def test_graphs(arch, options, tape, monkeypatch):  # noqa: F811
+    """Recorded on the CPU. Batches of several sizes in turns, some of which take more positions than there were."""
+    made = search_graphs._Graphs.__init__
+
+    def captured_too(self, *args):
+        made(self, *args)
+        self._capture()
+
+    monkeypatch.setattr(search_graphs._Graphs, "__init__", captured_too)
+    monkeypatch.setattr(search_graphs, "_side_stream", Stream)
+    theirs, ours = generators([model(arch, max_source_positions=20, max_target_positions=20)], **options)
+    for lengths in ([7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7], [3]):
+        batch = sample(lengths, seed=len(lengths))
+        assert_same(captured(ours, batch), theirs.generate([], batch))
+    assert len(ours._captured._sizes) == 3
 
 
 def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch, caplog):
@@ -271,15 +269,14 @@ def test_searches_are_kept_and_bounded(monkeypatch):
     ours = generator([model(LIGHT)])
     for lengths in ([3, 4], [5, 2], [9, 9, 9]):
         captured(ours, sample(lengths))
-    search = ours._captured
-    assert len(search._sizes) == 2
-    assert search.bytes > 0
-    monkeypatch.setattr(search_graphs, "MOST_BYTES", 0)
-    captured(ours, sample([3, 4]))
-    assert len(search._sizes) == 1
+    kept = ours._captured._sizes
+    assert len(kept) == 2
+    monkeypatch.setattr(search_graphs, "MOST", 1)
+    captured(ours, sample([3, 4, 5, 6, 7]))
+    assert [size[0] for size in kept] == [3, 6]
     ours.model.single_model.double().float()  # other memory, which the graphs do not read
     captured(ours, sample([9, 9, 9]))
-    assert len(search._sizes) == 1
+    assert len(kept) == 1
 
 
 @pytest.mark.parametrize(("seed", "types"), [(7, 12), (8, 12), (3, 24)])  # whose sentences end early

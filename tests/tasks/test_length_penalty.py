@@ -1,6 +1,5 @@
-"""The stepwise length penalty: searches with it against all sequences, and against its definition."""
+"""The stepwise length penalty: searches with it against its definition."""
 
-import itertools
 import math
 import os
 import re
@@ -13,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tasks import test_beam_search as searches
-from tests.tasks.test_beam_search import DYNAMIC, EOS, assert_same, generator, model, sample
+from tests.tasks.test_beam_search import DYNAMIC, EOS, generator, model, sample
 from tests.tolerances import assert_close
 
 TYPES = 100
-WORDS = (5, 6, 7)  # all others have no probability, so that all sequences can be counted
+WORDS = (5, 6, 7)  # all others have no probability, so that sentences end
 
 
 def few_words(seed):
@@ -37,7 +36,7 @@ def find(path, built, batch, **options):
 
 
 class Definition:
-    """log P of a next word in float64, by a full pass; and s, as ``StepwiseBeam`` says it."""
+    """log P of a next word in float64, by a full pass; and s, as ``LengthPenalty`` says it."""
 
     def __init__(self, built, source, alpha, ngram=0):
         self.built, self.source, self.alpha, self.ngram = deepcopy(built).double(), source, alpha, ngram
@@ -62,17 +61,6 @@ class Definition:
 
     def score(self, total, length):
         return total / ((5 + length) / 6) ** self.alpha
-
-    def every_sequence(self, min_len, max_len):
-        """s and tokens of all sequences, the best first."""
-        self.read(list(itertools.product(WORDS, repeat=max_len)))
-        found = []
-        for length in range(min_len, max_len + 1):
-            for words in itertools.product(WORDS, repeat=length):
-                tokens = (*words, EOS)
-                total = sum(self.known[tokens[:i]][word] for i, word in enumerate(tokens))
-                found.append((self.score(total, len(tokens)), tokens))
-        return sorted(found, reverse=True)
 
     def search(self, beam, min_len, max_len):
         """s and tokens of what a beam of this size finds, the best first."""
@@ -99,29 +87,20 @@ def assert_found(hypotheses, expected):
 
 
 PATHS = ["native", "reference", "captured"]
-SIZES = {
-    "seed": st.integers(0, 500),
-    "lengths": st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    "alpha": st.sampled_from([0.0, 0.6, 1.0, 2.5]),
-    "min_len": st.integers(0, 2),
-}
 
 
-@pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=5, deadline=None, derandomize=True)
-@given(**SIZES, max_len=st.integers(2, 3))
-def test_a_beam_with_room_for_all_sequences_finds_the_best_of_all(path, seed, lengths, alpha, min_len, max_len):
-    built, batch = few_words(seed), sample(lengths, TYPES, seed)
-    found = find(path, built, batch, alpha=alpha, beam=49, min_len=min_len, max_len_b=max_len)
-    for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], found, strict=True):
-        expected = Definition(built, source[None, -length:], alpha).every_sequence(min_len, max_len)
-        assert_found(hypotheses, expected)
-
-
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["native", "reference", "captured"])
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(**SIZES, beam=st.integers(1, 5), max_len=st.integers(2, 6), ngram=st.sampled_from([0, 0, 2]))
-def test_beams_of_any_size_are_those_of_the_definition(path, seed, lengths, alpha, min_len, beam, max_len, ngram):
+@given(
+    seed=st.integers(0, 500),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    alpha=st.sampled_from([0.0, 0.6, 1.0, 2.5]),
+    beam=st.integers(1, 5),
+    min_len=st.integers(0, 2),
+    max_len=st.integers(2, 6),
+    ngram=st.sampled_from([0, 0, 2]),
+)
+def test_beams_are_those_of_the_definition(path, seed, lengths, alpha, beam, min_len, max_len, ngram):
     built, batch = few_words(seed), sample(lengths, TYPES, seed)
     options = {"beam": beam, "min_len": min_len, "max_len_b": max_len, "no_repeat_ngram_size": ngram}
     found = find(path, built, batch, alpha=alpha, **options)
@@ -130,31 +109,14 @@ def test_beams_of_any_size_are_those_of_the_definition(path, seed, lengths, alph
         assert_found(hypotheses, definition.search(beam, min_len, max_len))
 
 
-def test_the_penalty_changes_what_is_found():
-    def best_words(alpha):
-        found = find("native", few_words(7), sample([5, 3, 4, 2], TYPES), alpha=alpha, beam=2, max_len_b=12)
-        return [hypotheses[0]["tokens"].tolist() for hypotheses in found]
-
-    lengths = [sum(map(len, best_words(alpha))) for alpha in (0.0, 2.5)]
-    assert lengths == sorted(set(lengths))
-    assert best_words(None) != best_words(1.0)
-
-
-def test_two_models_of_the_same_weights_are_as_one():
-    built, batch = few_words(1), sample([4, 2], TYPES)
-    two, one = (generator(models, alpha=1.0, max_len_b=6) for models in ([built, built], [built]))
-    assert_same(two.generate([], batch), one.generate([], batch))
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"lenpen": 0.5}, "is a length penalty by itself; take --lenpen 0.5 away"),
-        ({"unnormalized": True}, "is a length penalty by itself; take --unnormalized away"),
+        ({"lenpen": 0.5}, "is in place of --lenpen and --unnormalized; take them away"),
+        ({"unnormalized": True}, "is in place of --lenpen and --unnormalized; take them away"),
         ({"diverse_beam_groups": 2}, "is for pla_translation's own search, which does not take DiverseBeamSearch"),
         ({"print_alignment": "soft"}, "is for pla_translation's own generator; take --print-alignment away"),
         ({"alpha": -0.5}, "is -0.5, expected a number from 0 on"),
-        ({"alpha": math.nan}, "is nan, expected a number from 0 on"),
     ],
 )
 def test_what_it_cannot_go_with_is_refused(options, named):

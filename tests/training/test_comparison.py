@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq import metrics
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data.monolingual_dataset import collate
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.trainer import Trainer
@@ -20,10 +19,11 @@ from torch import nn
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import trainer
 from lightconv_plugin.training.flat import settings_of
-from lightconv_plugin.training.trainer import captured_training
+from lightconv_plugin.training.trainer import captured_training, refuse
+from lightconv_plugin.training.updates import CannotCapture, Updates
 from scripts.fairseq_io.models import training_arguments, translation
 from tests.tape import tape  # noqa: F401  a fixture
-from tests.training.runs import NO_DROPOUT, NO_DROPPED_WEIGHTS, RECIPE, SIZE, TYPES, batches, begin, parameters, train
+from tests.training.runs import RECIPE, SIZE, TYPES, batches, begin, parameters, train
 from tests.training.test_graphs import graphs, mixed  # noqa: F401  a fixture
 
 CPU = torch.device("cpu")
@@ -40,6 +40,10 @@ def layer(made: Any) -> Any:
     return made.get_model().decoder.layers[1]
 
 
+def nothing(made: Any) -> None:
+    pass
+
+
 def results(change: Callable[..., Any]) -> Change:
     """Have the criterion's results changed: ``change(sample, loss, size, logged)``."""
 
@@ -51,32 +55,8 @@ def results(change: Callable[..., Any]) -> Change:
     return put
 
 
-def dropped(p: float) -> Change:
-    def change(made: Any) -> None:
-        layer(made).ffn_residual.dropout.p = p
-
-    return change
-
-
-def freeze(made: Any) -> None:
-    layer(made).ffn.fc1.weight.requires_grad_(False)
-
-
-def evaluate(made: Any) -> None:
-    for part in layer(made).modules():
-        part.eval().train = lambda mode=True, part=part: part
-
-
-def twice(made: Any) -> None:
-    layer(made).ffn.fc1.register_forward_hook(lambda module, given, out: 2 * out)
-
-
-def global_twice(made: Any) -> None:
-    """Of one module, and taken away with it."""
-    chosen = layer(made).ffn.fc1
-    chosen.handle = nn.modules.module.register_module_forward_hook(
-        lambda module, given, out: 2 * out if module is chosen else None
-    )
+def trains(flag: bool) -> Change:
+    return lambda made: layer(made).ffn.fc1.weight.requires_grad_(flag)
 
 
 def after_gradient(made: Any) -> None:
@@ -87,38 +67,22 @@ def after_gradient(made: Any) -> None:
     layer(made).ffn.fc1.weight.register_post_accumulate_grad_hook(double)
 
 
-def logs_aside(sample: Any, *results: Any) -> Any:
-    metrics.log_scalar("aside", 1)
-    return results
-
-
 class Normalized(nn.Module):
-    """A layer, and its results over the batch; ``calls`` counts in Python, ``seen`` in a buffer."""
+    """A layer, and its results over the batch; ``seen`` counts in a buffer that is replaced."""
 
     seen: torch.Tensor
 
     def __init__(self, inner: nn.Module, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.inner, self.norm, self.calls = inner, norm, 0
+        self.inner, self.norm = inner, norm
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = self.inner(*args, **kwargs)
-        self.count()
-        return out if self.norm is None else self.norm(out.flatten(0, 1)).view_as(out)
-
-    def count(self) -> None:
-        pass
-
-
-class Replaced(Normalized):
-    def count(self) -> None:
+        if self.norm is not None:
+            return self.norm(out.flatten(0, 1)).view_as(out)
         self.seen = self.seen + 1
-
-
-class Counted(Normalized):
-    def count(self) -> None:
-        self.calls += 1
+        return out
 
 
 def batch_norm(made: Any) -> None:
@@ -127,9 +91,17 @@ def batch_norm(made: Any) -> None:
     made.get_model().add_module("norm", norm)
 
 
-def seed(made: Any) -> None:
-    """In graphs alone."""
-    own = made._lightconv_captured.updates
+def in_ours(change: Callable[[Updates], object]) -> Change:
+    """Have our updates alone changed."""
+
+    def put(made: Any) -> None:
+        if "_lightconv_captured" in vars(made):
+            change(made._lightconv_captured.updates)
+
+    return put
+
+
+def seed(own: Any) -> None:
     launch = own._launch
 
     def seeded(*args: Any, **how: Any) -> None:
@@ -140,99 +112,59 @@ def seed(made: Any) -> None:
     own._launch = seeded
 
 
-def lost_gradient(made: Any) -> None:
-    updates = made._lightconv_captured.updates
-    updates._graphs.clear()
-    updates._grads = [*updates._grads[:7], torch.zeros_like(updates._grads[7]), *updates._grads[8:]]
+def lost_gradient(own: Any) -> None:
+    own._graphs.clear()
+    own._grads = [*own._grads[:7], torch.zeros_like(own._grads[7]), *own._grads[8:]]
 
 
-def pad_symbol(made: Any) -> None:
-    updates = made._lightconv_captured.updates
-    updates.padding = updates.padding._replace(pad=7)
-
-
-def lost_word(made: Any) -> None:
-    own = made._lightconv_captured.updates
-    send = own._send
-    own._send = lambda sample, *others: send({**sample, "target": sample["target"].clone().fill_(5)}, *others)
-
-
-def repeated(made: Any) -> None:
-    own = made._lightconv_captured.updates
-    launch = own._launch
-    own._launch = lambda *args, **how: (launch(*args, **how), launch(*args, **how))
-
-
-def lost_scale(made: Any) -> None:
-    """A batch that is one word longer than the criterion is told."""
-    own = made._lightconv_captured.updates
-    send = own._send
-    own._send = lambda sample, *others: send({**sample, "ntokens": sample["ntokens"] + 1}, *others)
-
-
-# before the first update, and what the log says
-AT_FIRST: dict[str, tuple[Change, str]] = {
+# changes before the first update and at the second epoch, and what the log says; nothing of what graphs can do
+CASES: dict[str, tuple[Change, Change, str]] = {
     "a loss by a padded count": (
         results(lambda sample, loss, size, logged: (loss / sample["target"].size(0), size, logged)),
+        nothing,
         "logged loss|gradient|norm",
     ),
-    "a hook on a gradient afterwards": (after_gradient, "layers.1.ffn.fc1.weight"),
-    "statistics of a padded batch": (batch_norm, "running_mean"),
+    "a hook on a gradient afterwards": (after_gradient, nothing, "layers.1.ffn.fc1.weight"),
+    "statistics of a padded batch": (batch_norm, nothing, "running_mean"),
     "a buffer that is replaced": (
-        lambda made: setattr(layer(made), "ffn", Replaced(layer(made).ffn)),
-        "layers.1.ffn.seen is 0, expected 2",
-    ),
-    "a count in Python": (
-        lambda made: setattr(layer(made), "ffn", Counted(layer(made).ffn)),
-        r"layers.1.ffn.calls was \d+ and is \d+",
-    ),
-    "a log of a vector": (
-        results(lambda sample, loss, size, logged: (loss, size, logged | {"each": sample["target"].sum(1)})),
-        r"gives each of shape \(\d+,\), expected one number",
+        lambda made: setattr(layer(made), "ffn", Normalized(layer(made).ffn)),
+        nothing,
+        "layers.1.ffn.seen is 0, expected 1",
     ),
     "a log of a padded number": (
         results(lambda sample, loss, size, logged: (loss, size, logged | {"n": sample["target"].numel()})),
+        nothing,
         r"logged n is \d+, expected \d+",
     ),
     "a number that the host asks for": (
         lambda made: setattr(made.get_criterion(), "report_accuracy", True),
+        nothing,
         "a number is asked for during a capture",  # on a GPU: a wait
     ),
-    "a log of its own": (results(logs_aside), "aside is logged by a forward pass"),
-}
-# at the second epoch
-LATER: dict[str, tuple[Change, str]] = {
-    "a probability": (dropped(0.4), "gradient"),
-    "no probability": (dropped(0.0), "gradient"),
+    "a probability": (nothing, lambda made: setattr(layer(made).ffn_residual.dropout, "p", 0.4), "gradient"),
     "a criterion's number": (
+        nothing,
         lambda made: setattr(made.get_criterion(), "eps", 0.2),
         "logged loss is .*, expected .*",
     ),
-    "a frozen parameter": (freeze, "does not require grad"),
-    "a part in evaluation": (evaluate, "gradient"),
-    "a hook on a module": (twice, "logged loss is .*, expected .*"),
-    "a hook for all modules": (global_twice, "logged loss"),
-    "a hook on a gradient": (
-        lambda made: layer(made).ffn.fc1.weight.register_hook(lambda grad: 2 * grad),
-        "layers.1.ffn.fc1.weight",
+    "a frozen parameter": (nothing, trains(False), "does not require grad"),
+    "a parameter that was frozen until then": (trains(False), trains(True), "is fairseq's alone"),
+    "a seed, and a probability": (nothing, in_ours(seed), "logged loss"),
+    "a lost gradient": (nothing, in_ours(lost_gradient), "norm 0, expected"),
+    "a symbol of padding": (
+        nothing,
+        in_ours(lambda own: setattr(own, "padding", own.padding._replace(pad=7))),
+        "logged loss",
     ),
-    "another loss": (results(lambda sample, loss, size, logged: (2 * loss, size, logged)), "gradient of"),
-}
-UNTIL_THEN = "a parameter that was frozen until then"
-# in what is ours
-OURS: dict[str, tuple[Change, str]] = {
-    "a seed": (seed, "logged loss"),
-    "a lost gradient": (lost_gradient, "norm 0, expected"),
-    "a symbol of padding": (pad_symbol, "logged loss"),
-    "a lost word": (lost_word, "logged loss"),
-    "an update of twice the batch": (repeated, "the sample size is .*, expected"),
-    "one word too many": (lost_scale, "logged ntokens is .*, expected"),
-}
-# that are fairseq's with graphs
-SAME: dict[str, Change] = {
-    "a loss by a count": results(lambda sample, loss, size, logged: (loss / sample["nsentences"], size, logged)),
-    "a size of its own": results(
-        lambda sample, loss, size, logged: (loss, 2 * size, logged | {"sample_size": 2 * size})
+    "a loss by a count": (
+        results(lambda sample, loss, size, logged: (loss / sample["nsentences"], size, logged)),
+        nothing,
+        "",
+    ),
+    "a size of its own": (
+        results(lambda sample, loss, size, logged: (loss, 2 * size, logged | {"sample_size": 2 * size})),
+        nothing,
+        "",
     ),
 }
 
@@ -241,51 +173,16 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "one kernel after the other" in record.getMessage()]
 
 
-@pytest.fixture(autouse=True)
-def hooks_as_before():
-    yield
-    nn.modules.module._global_forward_hooks.clear()
-
-
-@pytest.mark.parametrize("change", [*AT_FIRST, *LATER, *OURS])
-def test_the_comparison_alone_finds(change, graphs, monkeypatch, caplog):  # noqa: F811
-    """With no refusal beforehand, and no look at the constants."""
-    monkeypatch.setattr(trainer, "refuse", lambda own: None)
-    monkeypatch.setattr(trainer, "changes", lambda *_: "")
-    made = flagged("--dropout", "0.2")
-    if change in AT_FIRST:
-        AT_FIRST[change][0](made)
-        assert captured_training(made, mixed(1)) is None
-    else:
-        train(made, mixed(1))
-        own = captured_training(made, mixed(1))
-        assert own is not None
-        (LATER | OURS)[change][0](made)
-        own.proven = False
-        assert captured_training(made, mixed(1)[1:]) is None
-    (reason,) = said(caplog)
-    assert re.search((AT_FIRST | LATER | OURS)[change][1], reason), reason
-
-
-def run(made: Any, change: str = "") -> Any:
-    """Two epochs of four updates, with a change of one of the tables."""
-    unpadded = "probability" in change  # where a batch is padded, dropout draws other masks
-    (AT_FIRST.get(change) or [SAME.get(change, freeze if change == UNTIL_THEN else lambda own: None)])[0](made)
-    first = train(made, batches(1) * 4 if unpadded else mixed(2))
-    made.begin_epoch(2)
-    if change == UNTIL_THEN:
-        layer(made).ffn.fc1.weight.requires_grad_(True)
-    LATER.get(change, [lambda own: None])[0](made)
-    second = train(made, batches(1) * 4 if unpadded else mixed(2))
-    return first.logged + second.logged
-
-
-def compare(made: Any, expected: Any, change: str = "") -> None:
-    """Losses, norms, counts, parameters and buffers."""
-    got = run(made, change)
-    nn.modules.module._global_forward_hooks.clear()
-    want = run(expected, change)
-    for mine, theirs in zip(got, want, strict=True):
+def compare(made: Any, expected: Any, samples: list[Any], first: Change = nothing, later: Change = nothing) -> None:
+    """Train for two epochs; compare losses, norms, counts, parameters and buffers."""
+    logged = []
+    for each in (made, expected):
+        first(each)
+        before = train(each, samples).logged
+        each.begin_epoch(2)
+        later(each)
+        logged.append(before + train(each, samples).logged)
+    for mine, theirs in zip(*logged, strict=True):
         assert mine.keys() == theirs.keys()
         for name in theirs.keys() - {"wps", "ups", "train_wall", "wall"}:
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
@@ -294,66 +191,66 @@ def compare(made: Any, expected: Any, change: str = "") -> None:
         torch.testing.assert_close(made.get_model().get_buffer(name), buffer)
 
 
-# that could leave something behind which fairseq's own updates then meet
-REFUSED_AFTER = ["statistics of a padded batch", "a buffer that is replaced", "a log of a vector", "a hook on a module"]
-ANEW = {"a probability", "no probability", "a criterion's number", "a frozen parameter", "a part in evaluation"}
-
-
-@pytest.mark.parametrize("change", [*REFUSED_AFTER, *sorted(ANEW), *SAME, UNTIL_THEN])
-def test_with_the_flag_a_training_is_fairseqs(change, graphs, caplog):  # noqa: F811
-    """Training that graphs cannot do is said once in the log; a constant that has changed is captured anew."""
-    caplog.set_level(logging.INFO)
-    flags = ["--dropout", "0.2"] if "probability" in change else []
+@pytest.mark.parametrize("case", CASES)
+def test_a_change_is_found_and_the_training_is_fairseqs(case, graphs, monkeypatch, caplog):  # noqa: F811
+    """By the comparison alone, with no refusal beforehand; what is found is said once."""
+    monkeypatch.setattr(trainer, "refuse", lambda own: None)
+    first, later, message = CASES[case]
+    drops = "probability" in case
+    flags = ["--dropout", "0.2"] if drops else []
     made = flagged(*flags)
-    compare(made, begin(False, CPU, *flags), change)
-    refused = change not in ANEW and change not in SAME
-    assert len(said(caplog)) == refused == (made._lightconv_captured is None)
-    assert any("captured anew: " in record.getMessage() for record in caplog.records) == (change in {*ANEW, UNTIL_THEN})
+    # where a batch is padded, dropout draws other masks
+    compare(made, begin(False, CPU, *flags), batches(1) * 4 if drops else mixed(2), first, later)
+    assert re.search(message or "^$", "".join(said(caplog)))
+    assert len(said(caplog)) == bool(message) == (made._lightconv_captured is None)
 
 
-class Weighted(LabelSmoothedCrossEntropyCriterion):
-    """Has a parameter, which its loss is multiplied by."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.weight = nn.Parameter(torch.ones(()))
-
-    def forward(self, model: Any, sample: Any, reduce: bool = True) -> Any:
-        loss, size, logged = super().forward(model, sample, reduce)
-        return loss * self.weight, size, logged
-
-
-WIDTHS = ["--encoder-embed-dim", "32", "--decoder-embed-dim", "32", "--dropout", "0"]
-KERNELS = ["--encoder-kernel-size-list", "[3,5]", "--decoder-kernel-size-list", "[3,5]"]
-KINDS = {
-    "lstm": [*WIDTHS, "--encoder-hidden-size", "32", "--decoder-hidden-size", "32", "--decoder-out-embed-dim", "32"],
-    "fconv": [*WIDTHS, "--encoder-layers", "[(32, 3)] * 2", "--decoder-layers", "[(32, 3)] * 2"],
-    "lightconv": [*SIZE, *KERNELS, *NO_DROPOUT, *NO_DROPPED_WEIGHTS],
-    "transformer_lm": ["--decoder-layers", "2", "--decoder-embed-dim", "32", "--dropout", "0"],
-    "transformer": [*SIZE, *NO_DROPOUT],  # by a criterion with a parameter
+REFUSALS: dict[str, tuple[str, Change]] = {
+    "the optimizer is FairseqNAG, not --optimizer adam": ("--optimizer nag --momentum 0.9", nothing),
+    "the optimizer is MemoryEfficientFP16Optimizer": ("--memory-efficient-bf16 --bf16", nothing),
+    "--store-ema is given": ("", lambda made: setattr(made.cfg.ema, "store_ema", True)),
+    "encoder.layers.0.ffn has hooks": (
+        "",
+        lambda made: made.get_model().get_submodule("encoder.layers.0.ffn").register_forward_hook(lambda *_: None),
+    ),
+    "--stop-time-hours with several processes is given": (
+        "--distributed-world-size 2",
+        lambda made: setattr(made.cfg.optimization, "stop_time_hours", 1),
+    ),
 }
 
 
-REFUSED = {"lstm": r"lstm\.py", "fconv": "has hooks"}  # on a GPU an LSTM waits for the lengths
+@pytest.mark.parametrize("why", REFUSALS)
+def test_refusals(why, monkeypatch):
+    flags, change = REFUSALS[why]
+    made = begin(False, CPU)
+    refuse(made)
+    made = begin(False, CPU, *flags.split())
+    change(made)
+    monkeypatch.setattr(distributed_utils, "get_data_parallel_world_size", lambda: 2)
+    with pytest.raises(CannotCapture, match=why):
+        refuse(made)
 
 
-def of_kind(arch: str) -> Any:
+def test_without_a_gpu_it_is_said_once(caplog):
+    made = flagged()
+    with caplog.at_level(logging.WARNING):
+        for sample in batches(2):
+            assert captured_training(made, [sample]) is None
+            assert made.train_step([sample]) is not None
+    reason = "the model is on a cpu, not on a GPU"
+    assert said(caplog) == [f"--cuda-graphs: updates are made one kernel after the other, since {reason}"]
+
+
+def language_model() -> Any:
     torch.manual_seed(1)
     flags = [*(word for word in RECIPE if word != "--share-all-embeddings"), "--cpu"]
-    if arch == "transformer_lm":
-        words = translation("transformer", TYPES, [*SIZE, *flags]).task.target_dictionary
-        given = ["--task", "language_modeling", "--arch", arch, *KINDS[arch], *flags, "--tokens-per-sample", "20"]
-        cfg = convert_namespace_to_omegaconf(training_arguments(given))
-        task = LanguageModelingTask(cfg.task, words)
-        model = task.build_model(cfg.model)
-    else:
-        built = translation(arch, TYPES, [*KINDS[arch], *flags])
-        cfg, task, model = built.cfg, built.task, built.model
-    for name, param in model.named_parameters():
-        if "conv_bias" in name:  # fairseq's lightconv leaves them as they come, and uses them nowhere
-            param.data.fill_(1)
-    criterion = task.build_criterion(cfg.criterion) if arch != "transformer" else Weighted(task, False, 0.1)
-    made = Trainer(cfg, task, model, criterion)
+    words = translation("transformer", TYPES, [*SIZE, *flags]).task.target_dictionary
+    size = ["--decoder-layers", "2", "--decoder-embed-dim", "32", "--dropout", "0", "--tokens-per-sample", "20"]
+    given = ["--task", "language_modeling", "--arch", "transformer_lm", *size, *flags]
+    cfg = convert_namespace_to_omegaconf(training_arguments(given))
+    task = LanguageModelingTask(cfg.task, words)
+    made = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
     made.begin_epoch(1)
     return made
 
@@ -364,16 +261,21 @@ def monolingual(sample: dict[str, Any]) -> dict[str, Any]:
     return collate(texts, pad_idx=1, eos_idx=2)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("arch", KINDS)
-def test_models_of_other_kinds(arch, graphs, monkeypatch, caplog):  # noqa: F811
-    if arch == "transformer_lm":
-        texts = [monolingual(each) for each in mixed(2)]
-        monkeypatch.setitem(globals(), "mixed", lambda count: texts)
-    made, plain = of_kind(arch), of_kind(arch)
+def lightconv() -> Any:
+    made = begin(False, CPU, arch="lightconv")
+    for name, param in made.get_model().named_parameters():
+        if "conv_bias" in name:  # fairseq leaves them as they come, and uses them nowhere
+            param.data.fill_(1)
+    return made
+
+
+@pytest.mark.parametrize("make", [language_model, lightconv])
+def test_fairseqs_models(make, graphs, caplog):  # noqa: F811
+    samples = [monolingual(each) for each in mixed(2)] if make is language_model else mixed(2)
+    made, plain = make(), make()
     made.cfg.optimization.cuda_graphs = True
-    compare(made, plain)
-    assert re.search(REFUSED.get(arch, "^$"), "".join(said(caplog)))
+    compare(made, plain, samples)
+    assert said(caplog) == []
     states = [own.optimizer.state_dict()["state"] for own in (made, plain)]
     assert states[0].keys() == states[1].keys()
 

@@ -188,7 +188,7 @@ def search_step(
         values, words, parents: (sentences, 2 * beam), as ``step_candidates`` gives them, the best first; at most
             ``beam`` are ends, since a row has one.
         eos: the end.
-        stepwise: hypotheses that have ended keep their places in the beam, see ``length_penalty.StepwiseBeam``; else
+        stepwise: hypotheses that have ended keep their places in the beam, see ``tasks/length_penalty.py``; else
             the first to end are the result.
     """
     beam = beams.steps.shape[1]
