@@ -154,18 +154,11 @@ def test_a_checkpoint_that_would_run_code_is_refused(
         assert len(os.listdir()) == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (None, "it is cut short"),
-        (b"hello, this is text\n", "it does not hold what a checkpoint holds"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
-    ],
-)
-def test_a_file_that_is_no_checkpoint_is_named(content, found, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_checkpoint_is_named(checkpoint: Path, tmp_path: Path) -> None:
     whole, path = checkpoint.read_bytes(), tmp_path / "broken.pt"
-    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
-    assert found in refused(path)
+    for content in (whole[: len(whole) // 2], b"hello, this is text\n", b""):
+        path.write_bytes(content)
+        assert "not a readable fairseq checkpoint" in refused(path)
     with pytest.raises(FileNotFoundError):
         load(str(tmp_path / "none.pt"))
 
@@ -211,5 +204,5 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(as_zip: bool, tmp_path: P
         entry = path.read_bytes().rindex(part.filename.encode() + b"PK") - 46
         number = path.read_bytes().index(state["model"]["weight"].numpy().tobytes())
         torch.load(flipped(path, number + 5, 6, bad))
-        assert f"its part {part.filename} does not match its checksum" in refused(bad)
-        assert f"its part {part.filename} is marked as a folder" in refused(flipped(path, entry + 38, 4, bad))
+        assert "a part of it does not match its checksum" in refused(bad)
+        assert "a part of it does not match its checksum" in refused(flipped(path, entry + 38, 4, bad))

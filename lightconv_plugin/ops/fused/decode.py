@@ -38,7 +38,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
         return attend_with_weights(query, keys, values, padding, sentence, heads)[0]
 
     def split(x: Tensor, rows: int) -> Tensor:  # to (sentences, H, rows, R)
-        return x.reshape(len(keys), rows, heads, keys.shape[2] // heads).transpose(1, 2)
+        return x.reshape(keys.shape[0], rows, heads, keys.shape[2] // heads).transpose(1, 2)
 
     q, k, v = split(query, sentence.shape[1]), split(keys, keys.shape[1]), split(values, keys.shape[1])
     out, _ = attention(q, k, v, None if padding is None else ~padding[:, None, None, :], 0.0)
