@@ -75,10 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             print(name, metadata.version(name))
-    try:
-        print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")
-    except library.BuildError as error:
-        print(f"\nnothing can be compiled: {error}")
+    print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")
     chosen = os.environ.get(backend.VARIABLE)
     print(f"{backend.VARIABLE} is {chosen or 'not set: native where it can, else reference'}")
     advice = "" if ops.bf16_units() == "none" or slower() is None else f", but {slower()}"

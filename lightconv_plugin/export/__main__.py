@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.models import FairseqLanguageModel
-from torch import Tensor, nn
+from torch import nn
 
 from lightconv_plugin.compat.checkpoints import CheckpointError, refusing
 from lightconv_plugin.export import decode
@@ -42,10 +42,6 @@ class Input:
     name: str
     type: torch.dtype
     shape: tuple[int | str, ...]
-
-    def example(self, sizes: dict[str, int]) -> Tensor:
-        """Zeros of some size: values do not matter to the graph."""
-        return torch.zeros([size if isinstance(size, int) else sizes[size] for size in self.shape], dtype=self.type)
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ def graphs_of(model: Any) -> dict[str, Graph]:
     return result
 
 
-def export(model: Any, task: Any, out: Path, *, checkpoint: str) -> None:
+def export(model: Any, task: Any, out: Path) -> None:
     """Write ``out``, whole or not at all, after a comparison with the model.
 
     Raises:
@@ -119,7 +115,7 @@ def export(model: Any, task: Any, out: Path, *, checkpoint: str) -> None:
         for side, words in dictionaries.items():
             (folder / f"{side}.txt").write_text("".join(f"{word}\n" for word in words.symbols), encoding="utf-8")
         shutil.copyfile(decode.__file__, folder / "decode.py")
-        manifest = json.dumps(manifest_of(model, task, graphs, checkpoint), indent=1)
+        manifest = json.dumps(manifest_of(model, task, graphs), indent=1)
         (folder / "manifest.json").write_text(f"{manifest}\n", encoding="utf-8")
         compare(model, task, decode.Model(folder))
 
@@ -127,14 +123,13 @@ def export(model: Any, task: Any, out: Path, *, checkpoint: str) -> None:
 def save(graph: Graph, path: Path) -> None:
     """Write a graph to a file, for any sizes of the dimensions that have names."""
     sizes = {"sentences": 3, "length": 7, "beam": 2, "previous": 5, "past": 4}  # no two alike, or they would be one
-    dimensions = {name: torch.export.Dim(name) for name in sizes}
-    shapes = tuple(
-        {axis: dimensions[size] for axis, size in enumerate(each.shape) if isinstance(size, str)}
-        for each in graph.inputs
-    )
+    shapes = tuple({n: size for n, size in enumerate(each.shape) if isinstance(size, str)} for each in graph.inputs)
     fixed = 1 if isinstance(graph.module, Encoder) else 3  # the step takes its source and states as *given
     nested = shapes if len(shapes) == fixed else (*shapes[:fixed], shapes[fixed:])
-    examples = tuple(each.example(sizes) for each in graph.inputs)
+    examples = tuple(
+        torch.zeros([size if isinstance(size, int) else sizes[size] for size in each.shape], dtype=each.type)
+        for each in graph.inputs
+    )
     written: Any = torch.onnx.export(
         graph.module.eval(),
         examples,
@@ -147,14 +142,12 @@ def save(graph: Graph, path: Path) -> None:
     written.save(path)
 
 
-def manifest_of(model: Any, task: Any, graphs: dict[str, Graph], checkpoint: str) -> dict[str, Any]:
+def manifest_of(model: Any, task: Any, graphs: dict[str, Graph]) -> dict[str, Any]:
     """What a search needs to know beside the graphs; ``states``: the length and width of each before the first step."""
     target = task.target_dictionary
     starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module
     return {
-        "model": type(model).__name__,
-        "checkpoint": checkpoint,
         **{name: getattr(target, name)() for name in ("pad", "eos", "bos", "unk")},
         "first": target.bos() if starts_with_bos else target.eos(),
         "max_source": int(model.encoder.max_positions()) if "encoder" in graphs else None,
@@ -165,14 +158,7 @@ def manifest_of(model: Any, task: Any, graphs: dict[str, Graph], checkpoint: str
 
 
 def compare(
-    model: Any,
-    task: Any,
-    exported: decode.Model,
-    *,
-    sentences: int = 2,
-    beam: int = 3,
-    length: int = 11,
-    steps: int = 6,
+    model: Any, task: Any, exported: decode.Model, sentences: int = 2, beam: int = 3, length: int = 11, steps: int = 6
 ) -> None:
     """Compare an exported model's steps with the model's log-probabilities of whole targets.
 
@@ -236,9 +222,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     with refusing(f"export {given.checkpoint}"):
         model, task = load(given.checkpoint, given.data)
-        export(model, task, given.out, checkpoint=given.checkpoint.name)
-    sizes = ", ".join(f"{file.name} {file.stat().st_size / 1e6:.1f} MB" for file in sorted(given.out.iterdir()))
-    print(f"{type(model).__name__}: its exported steps give its log-probabilities\nwrote {given.out}: {sizes}")
+        export(model, task, given.out)
+    print(f"wrote {given.out}; its steps give the log-probabilities of the {type(model).__name__}")
 
 
 if __name__ == "__main__":

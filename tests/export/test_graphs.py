@@ -48,7 +48,7 @@ class Unwritten(decode.Model):
 
     def __init__(self, model: Any, task: Any) -> None:
         self.graphs = command.graphs_of(model)
-        self.manifest = command.manifest_of(model, task, self.graphs, "nowhere")
+        self.manifest = command.manifest_of(model, task, self.graphs)
 
     def run(self, graph: str, given: decode.Arrays) -> list[np.ndarray]:
         inputs = (torch.from_numpy(given[each.name]) for each in self.graphs[graph].inputs)
@@ -104,7 +104,7 @@ def test_what_is_written_gives_what_the_model_does_at_every_length(name, tmp_pat
         kinds = [kind if kind != WINDOW else "pla_attention_wmt_en_de_big" for kind in small.KINDS]
         models = [build(kind) for kind in kinds]
         model, task = small.stacked([each for each, _ in models]), models[0][1]
-    command.export(model, task, tmp_path / "out", checkpoint="model.pt")
+    command.export(model, task, tmp_path / "out")
     exported = decode.Model(tmp_path / "out")
     for sizes in SIZES:
         command.compare(model, task, exported, **sizes)
