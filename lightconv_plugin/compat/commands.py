@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fileinput
-import itertools
 import logging
 import math
 import sys
@@ -33,23 +32,17 @@ def help_with_model_options() -> None:
     from fairseq import options
 
     @shim(options, "parse_args_and_arch")
-    def whole(
-        original: Original, parser: Any, input_args: Any = None, *args: Any, modify_parser: Any = None, **kwargs: Any
-    ) -> Any:
+    def whole(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
         given = sys.argv[1:] if input_args is None else list(input_args)
         rest = [word for word in given if word not in ("-h", "--help")]
-        if len(rest) == len(given):
-            return original(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
-        calls = itertools.count(1)
 
-        def then_print(complete: Any) -> None:
-            if modify_parser is not None:
-                modify_parser(complete)
-            if next(calls) == 2:  # fairseq calls this before and after it adds the model's options
-                complete.print_help()
-                complete.exit()
+        def print_all(*_: Any) -> None:
+            parser.print_help()
+            parser.exit()
 
-        return original(parser, rest, *args, modify_parser=then_print, **kwargs)
+        if len(rest) < len(given):
+            input_args, parser.parse_args = rest, print_all  # which fairseq calls when it has added all options
+        return original(parser, input_args, *args, **kwargs)
 
 
 def block_ngrams_that_were_written() -> None:

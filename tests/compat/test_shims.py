@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
@@ -23,21 +22,13 @@ from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageMod
 from .conftest import REPO, Train
 
 
-def blocks_of_one_sentence() -> TokenBlockDataset:
-    sentences = [torch.arange(3), torch.arange(2)]
-    return TokenBlockDataset(sentences, [3, 2], block_size=None, pad=1, eos=2, break_mode="eos")
-
-
-def test_sentence_blocks_need_numpy_compat(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = types.SimpleNamespace(long=int)
-    monkeypatch.setattr(np, "compat", theirs)
-    training.restore_numpy_compat()
-    assert np.compat is theirs  # type: ignore[attr-defined]
+def test_blocks_of_one_sentence_need_numpy_compat(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ([torch.arange(3), torch.arange(2)], [3, 2], None, 1, 2, "eos")
     monkeypatch.delattr(np, "compat")
     with pytest.raises(AttributeError, match="compat"):
-        blocks_of_one_sentence()
+        TokenBlockDataset(*arguments)
     training.restore_numpy_compat()
-    assert len(blocks_of_one_sentence()) == 2
+    assert len(TokenBlockDataset(*arguments)) == 2
 
 
 def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
@@ -105,13 +96,6 @@ def test_flags_that_do_not_fit_the_model_are_named(given: str, added: str, monke
         assert str(ended.value.code).partition(". Add to the command: ")[2] == added
     monkeypatch.setattr("sys.argv", [*argv, *added.split()])
     options.parse_args_and_arch(options.get_training_parser())
-
-
-def test_generation_is_asked_for_no_flags_of_training(monkeypatch) -> None:
-    parser = options.get_generation_parser()
-    parser.add_argument("--arch", default="wav2vec2")  # as fairseq-generate does
-    monkeypatch.setattr("sys.argv", ["fairseq-generate", "data", "--path", "model.pt"])
-    assert options.parse_args_and_arch(parser).arch == "wav2vec2"
 
 
 def test_python_without_asserts_is_refused(train: Train, tmp_path: Path, take_away: Any) -> None:
