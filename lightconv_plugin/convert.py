@@ -4,7 +4,7 @@
     python -m lightconv_plugin.convert model.pt FOLDER/model.safetensors     and back
 
 An OUT that ends in .safetensors gets the parameters in that format, and config.json beside it the settings. fairseq
-reads it as it reads any checkpoint. Between the two formats IN may also be a checkpoint of this plugin's models.
+reads it as it reads any checkpoint. A checkpoint of this plugin's models is only written anew.
 
 IN may come from any version of fairseq: with its settings as `args` or as `cfg`, in torch's old or new file format,
 in float32 or float16, with parameters under the names of fairseq 0.12.2 and earlier or under later ones. It is read
@@ -35,11 +35,11 @@ from fairseq.models import (
     lightconv,
     lightconv_lm,
 )
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 import lightconv_plugin.register  # noqa: F401  our models
-from lightconv_plugin.compat.checkpoints import refusing, write_state
+from lightconv_plugin.compat.checkpoints import CheckpointError, refusing, write_state
 from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safetensors
 
 Tensors = dict[str, Tensor]
@@ -47,11 +47,6 @@ Tensors = dict[str, Tensor]
 # fairseq's models, and the names of ours that they become
 OURS = {lightconv.LightConvModel: "pla_lightconv", lightconv_lm.LightConvLanguageModel: "pla_lightconv_lm"}
 SIDES = {"pla_lightconv": ("encoder", "decoder"), "pla_lightconv_lm": ("decoder",)}
-
-
-class ConversionError(Exception):
-    """A file that cannot be converted; the message says what was found and what to do."""
-
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 # Parts of a block: fairseq's names at one time or another, and ours.
@@ -112,19 +107,18 @@ def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     return [(f"{block}{_PARTS.get(part, part)}.{leaf}", tensor)]
 
 
-def find_model(settings: argparse.Namespace, *, ours: bool) -> tuple[str, str, bool]:
+def find_model(settings: argparse.Namespace) -> tuple[str, str, bool]:
     """Return the architecture that the settings name, its model or the one of ours that it becomes, and if it is ours.
 
-    ``ours``: it may be.
+    Raises:
+        compat.CheckpointError: it is another model.
     """
     architecture = str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
     cls = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
     for name in SIDES:
-        if cls is MODEL_REGISTRY[name] and not ours:
-            raise ConversionError(f"its architecture is {architecture}, already one of this plugin's; use it as it is")
         if cls is MODEL_REGISTRY[name] or OURS.get(cls) == name:
             return architecture, name, cls is MODEL_REGISTRY[name]
-    raise ConversionError(
+    raise CheckpointError(
         f"its architecture is {architecture}, not a LightConv or DynamicConv model of fairseq; expected a checkpoint "
         "of lightconv or lightconv_lm (other models need no conversion: fairseq loads them by itself)"
     )
@@ -143,8 +137,6 @@ def convert_options(
     """
     theirs = argparse.Namespace(**vars(settings))
     ARCH_CONFIG_REGISTRY[architecture](theirs)
-    if getattr(theirs, "character_embeddings", False):
-        raise ConversionError("it has --character-embeddings; expected one embedding a word, or adaptive input")
     softmax, sample = bool(getattr(theirs, "weight_softmax", True)), getattr(theirs, "tokens_per_sample", None)
     own: dict[str, Any] = {
         "weight_softmax": softmax,
@@ -193,11 +185,8 @@ def build(name: str, options: dict[str, Any], parameters: Tensors) -> Any:
         source_dictionary=source, target_dictionary=target, dictionary=target, output_dictionary=target
     )
     embeddings = {"encoder_embed_path": None, "decoder_embed_path": None}  # in the checkpoint
-    try:
-        with torch.device("meta"):
-            return MODEL_REGISTRY[name].build_model(argparse.Namespace(**options | embeddings), task)
-    except ValueError as error:
-        raise ConversionError(f"its options do not make a model of this plugin: {error}") from error
+    with torch.device("meta"):
+        return MODEL_REGISTRY[name].build_model(argparse.Namespace(**options | embeddings), task)
 
 
 def _dictionary(parameters: Tensors, side: str) -> Dictionary:
@@ -209,71 +198,52 @@ def _dictionary(parameters: Tensors, side: str) -> Dictionary:
     return result
 
 
-def describe(name: str, model: Any) -> list[str]:
-    """The model, its size and its stacks in words."""
-    lines = [f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters"]
-    for side in SIDES[name]:
-        stack = getattr(getattr(model, side).cfg, side)
-        size, mixer, more = f"{stack.layers} layers of {stack.embed_dim}", stack.conv_type, ""
-        if mixer in ("lightweight", "dynamic"):
-            mixer += f" convolutions {'with' if stack.glu else 'without'} GLU"
-            more = f", {stack.conv_heads} heads, kernels {stack.kernel_size_list}"
-        lines.append(f"{side}: {mixer}, {size}{more}")
-    return lines
-
-
-def convert(source: Path, *, ours: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """A checkpoint of ours from the file ``source``, in memory, and its description in lines.
-
-    ``ours``: a checkpoint of this plugin's is taken too; its parameters and options stay as they are.
+def convert(source: Path) -> tuple[dict[str, Any], str]:
+    """A checkpoint of ours from the file ``source``, in memory, and its description.
 
     Raises:
-        ConversionError: not a checkpoint that can be converted, in a sentence.
-        compat.CheckpointError: damaged, not readable, or refused for the types in it.
+        compat.CheckpointError: not a checkpoint that can be converted; damaged, or refused for the types in it.
         OSError: no such file, no permission.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
-    parameters = state.get("model")
-    if not isinstance(parameters, dict) or not isinstance(state.get("cfg"), DictConfig):
-        raise ConversionError(f"it holds {', '.join(state)}; expected a model and its settings (args or cfg)")
+    parameters = state["model"]
     cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     # a component of fairseq's that has no dataclass, such as --optimizer adafactor, has a namespace
     cfg = {part: vars(own) if isinstance(own, argparse.Namespace) else own for part, own in cfg.items()}
     settings = argparse.Namespace(**(cfg.get("model") or {}))
-    architecture, name, is_ours = find_model(settings, ours=ours)
-    options, dropped = vars(settings), list[str]()
+    architecture, name, is_ours = find_model(settings)
+    dropped: list[str] = []
     if not is_ours:
         shared = shares_output(settings) and getattr(settings, "adaptive_softmax_cutoff", None) is None
         parameters, dropped = convert_parameters(parameters, shared_output=shared, sides=SIDES[name])
-        options = {"_name": name, **convert_options(name, architecture, settings, parameters)}
-    cfg["model"] = options
-    model = build(name, options, parameters)
+        cfg["model"] = {"_name": name, **convert_options(name, architecture, settings, parameters)}
+    model = build(name, cfg["model"], parameters)
     kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in dropped})
-    lines = describe(name, model)
-    lines.append(f"left out, since no model uses them: {len(dropped)} ({', '.join(kinds) or 'none'})")
+    said = (
+        f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters\n"
+        f"left out, since no model uses them: {len(dropped)} ({', '.join(kinds) or 'none'})"
+    )
     try:
         nn.Module.load_state_dict(model, parameters, assign=True)
     except RuntimeError as error:
-        raise ConversionError(
+        raise CheckpointError(
             "its parameters are not those of the model that its options describe. Use the file as fairseq wrote it; "
             f"models with changed code cannot be converted. {textwrap.shorten(str(error), 600, placeholder=' ...')}"
         ) from error
-    history = [
-        {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
-    ]
-    extra = {
-        "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
-        "written_by": "lightconv_plugin.convert",
-    }
     result = {
         "args": None,
         "cfg": cfg,
         "model": parameters,
-        "optimizer_history": history,
-        "extra_state": extra,
+        "optimizer_history": [
+            {key: value for key, value in entry.items() if key != "optimizer"} for entry in state["optimizer_history"]
+        ],
+        "extra_state": {
+            "train_iterator": {"epoch": 1, "iterations_in_epoch": 0},
+            "written_by": "lightconv_plugin.convert",
+        },
         "task_state": state.get("task_state") or {},
     }
-    return result, lines
+    return result, said
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -287,14 +257,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write, a new file")
     given = parser.parse_args(arguments)
     packed = given.out.suffix == SUFFIX
-    with refusing(f"convert {given.source}", ConversionError, given.out):
+    with refusing(f"convert {given.source}"):
         for path in (given.out, settings_of(given.out)) if packed else (given.out,):
             if os.path.lexists(path):
-                raise ConversionError(f"{path} exists, and is not replaced: give another name or folder for OUT")
-        state, lines = convert(given.source, ours=packed or given.source.suffix == SUFFIX)
+                raise FileExistsError(f"{path} exists, and is not replaced: give another name or folder for OUT")
+        state, said = convert(given.source)
         given.out.parent.mkdir(parents=True, exist_ok=True)
         (write_safetensors if packed else write_state)(state, given.out)
-    print("\n".join([*lines, f"wrote {given.out}"]))
+    print(f"{said}\nwrote {given.out}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ import functools
 
 from lightconv_plugin.compat import checkpoints, commands, safetensors, training
 from lightconv_plugin.compat.checkpoints import CheckpointError
-from lightconv_plugin.compat.training import SetupError
 
-__all__ = ["CheckpointError", "SetupError", "apply"]
+__all__ = ["CheckpointError", "apply"]
 
 
 @functools.cache
@@ -24,9 +23,9 @@ def apply() -> None:
     checkpoints.keep_updates_at_epoch_ends()
     training.restore_numpy_compat()
     training.train_in_bfloat16_without_tpu()
-    training.name_all_flags_at_once()
+    training.name_flags_that_do_not_fit()
     training.train_data_parallel_on_cpu()
-    training.refuse_what_cannot_train()
+    training.refuse_python_without_asserts()
     training.divide_by_the_loss_scale_once()
     commands.leave_out_what_says_nothing()
     commands.help_with_model_options()

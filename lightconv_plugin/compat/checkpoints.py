@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
-import errno
-import os
 import pickle
 import re
 import shutil
@@ -22,8 +20,6 @@ import torch
 
 from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.ops.files import whole_file
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that removing files mends
 
 
 class CheckpointError(RuntimeError):
@@ -78,7 +74,7 @@ def allow_broadcast_types() -> None:
 
 
 def refuse_damaged_checkpoints() -> None:
-    """All versions: refuse a file that is damaged, and say which file, what was found and what to do.
+    """All versions: refuse a file that is damaged, and say which file, and what to do.
 
     torch's own error is not shown beside: for a refused file it advises to switch the check off.
     """
@@ -87,8 +83,8 @@ def refuse_damaged_checkpoints() -> None:
     @shim(checkpoint_utils, "load_checkpoint_to_cpu")
     def unreadable(original: Original, path: str, *args: Any, **kwargs: Any) -> Any:
         try:
-            if _starts_with(path, b"PK\3\4") and (problem := damage(path)):
-                raise zipfile.BadZipFile(problem)
+            if zipfile.is_zipfile(path):
+                check_sums(path)
             return original(path, *args, **kwargs)
         except Exception as error:
             if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
@@ -96,34 +92,16 @@ def refuse_damaged_checkpoints() -> None:
             raise CheckpointError(why_unreadable(path, error)) from None
 
 
-def damage(path: str | Path) -> str | None:
-    """Return what is wrong with a file in torch's format, or None if it is whole: torch compares no checksums.
-
-    The format of before torch 1.6 has none. Reads it all, builds nothing of it.
+def check_sums(path: str | Path) -> None:
+    """Compare the checksums of a file in torch's format, which torch does not. The format before torch 1.6 has none.
 
     Raises:
-        OSError: it cannot be read.
+        zipfile.BadZipFile: the file is damaged; of a damaged table of contents zipfile has other errors, too.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-            # one flipped bit: torch then reads nothing for the part, and gives what was in memory
-            folder = next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
-    except Exception as error:  # zipfile has many for a table of contents that is not as it should be
-        if getattr(error, "filename", None) is not None:
-            raise
-        return f"it is cut short, or its table of contents, at the end, is damaged: {error}"
-    if bad is not None:
-        return f"its part {bad} does not match its checksum"
-    return None if folder is None else f"its part {folder} is marked as a folder"
-
-
-def _starts_with(path: str, content: bytes) -> bool:
-    """Return False, too, for a file that is missing, or in a storage that fairseq fetches it from."""
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return file.read(len(content)) == content
+    with zipfile.ZipFile(path) as archive:
+        # one flipped bit makes a part a folder: torch then reads nothing for it, and gives what was in memory
+        if archive.testzip() is not None or any(part.external_attr & 0x10 for part in archive.infolist()):
+            raise zipfile.BadZipFile("a part of it does not match its checksum")
 
 
 _REFUSED = re.compile(  # in torch's words
@@ -140,17 +118,11 @@ def why_unreadable(path: str, error: Exception) -> str:
             "fairseq checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a "
             "source you trust, written by fairseq-train."
         )
-    if _starts_with(path, b"version https://git-lfs.github.com/spec/"):  # what stands for a large file in Git
-        return f"{path} is a pointer of Git LFS: run `git lfs pull` in the repository that it is from"
-    if isinstance(error, zipfile.BadZipFile):
-        found = str(error)
-    elif isinstance(error, pickle.UnpicklingError | LookupError | EOFError):
-        found = "it does not hold what a checkpoint holds"  # torch's text is advice to read it without the check
-    else:
-        found = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-    size = os.path.getsize(path) if os.path.exists(path) else 0
+    found = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    if isinstance(error, pickle.UnpicklingError):
+        found = "no pickle of one"  # torch's text is advice to read it without the check
     return (
-        f"{path}: not a readable fairseq checkpoint ({size:,} bytes; {found}). The file is damaged, truncated or "
+        f"{path}: not a readable fairseq checkpoint ({found}). It is damaged, cut short, a pointer of Git LFS or "
         "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "
         "--restore-file checkpoint_best.pt)."
     )
@@ -170,18 +142,12 @@ def write_state(state: Any, path: Path) -> None:
 
 
 @contextmanager
-def refusing(what: str, refusal: type[Exception], out: Path) -> Iterator[None]:
-    """End the process with a sentence and status 1 where a command that is to write ``out`` cannot do ``what``."""
+def refusing(what: str) -> Iterator[None]:
+    """End the process with a sentence and status 1 where a command cannot do ``what``."""
     try:
         yield
-    except refusal as error:
-        sys.exit(f"error: cannot {what}: {error}. Nothing was written")
-    except CheckpointError as error:
-        sys.exit(f"error: {error} Nothing was written.")
-    except OSError as error:
-        advice = ". Remove what is not needed from the disk of OUT, or give an OUT on another one"
-        said = f"{error.filename or out}: {error.strerror}; nothing was written"
-        sys.exit(f"error: {said}{advice if error.errno in FULL else ''}")
+    except (CheckpointError, OSError) as error:
+        sys.exit(f"error: cannot {what}: {error}")
 
 
 def save_checkpoints_whole() -> None:
@@ -193,30 +159,17 @@ def save_checkpoints_whole() -> None:
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
-    @contextmanager
-    def explained(path: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            raise CheckpointError(
-                f"{path}: cannot be written: {error.strerror}; nothing of it was left behind. Remove what is not "
-                "needed from its disk; then the same command goes on from checkpoint_last.pt, if that is there."
-            ) from None
-
     @shim(checkpoint_utils, "torch_persistent_save")
     def saved_whole(original: Original, obj: Any, filename: str, async_write: bool = False) -> Any:
         if async_write or not PathManager.supports_rename(filename):
             return original(obj, filename, async_write=async_write)
-        with explained(filename):
-            write_state(obj, Path(filename))
+        write_state(obj, Path(filename))
 
     @shim(PathManager, "copy")
     def copied_whole(original: Original, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
         if not overwrite or not PathManager.supports_rename(dst_path):
             return original(src_path, dst_path, overwrite=overwrite)
-        with explained(dst_path), open(src_path, "rb") as source, whole_file(Path(dst_path)) as target:
+        with open(src_path, "rb") as source, whole_file(Path(dst_path)) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         return dst_path
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import fileinput
 import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -34,23 +32,17 @@ def help_with_model_options() -> None:
     from fairseq import options
 
     @shim(options, "parse_args_and_arch")
-    def whole(
-        original: Original, parser: Any, input_args: Any = None, *args: Any, modify_parser: Any = None, **kwargs: Any
-    ) -> Any:
+    def whole(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
         given = sys.argv[1:] if input_args is None else list(input_args)
         rest = [word for word in given if word not in ("-h", "--help")]
-        if len(rest) == len(given):
-            return original(parser, input_args, *args, modify_parser=modify_parser, **kwargs)
-        calls = itertools.count(1)
 
-        def then_print(complete: Any) -> None:
-            if modify_parser is not None:
-                modify_parser(complete)
-            if next(calls) == 2:  # fairseq calls this before and after it adds the model's options
-                complete.print_help()
-                complete.exit()
+        def print_all(*_: Any) -> None:
+            parser.print_help()
+            parser.exit()
 
-        return original(parser, rest, *args, modify_parser=then_print, **kwargs)
+        if len(rest) < len(given):
+            input_args, parser.parse_args = rest, print_all  # which fairseq calls when it has added all options
+        return original(parser, input_args, *args, **kwargs)
 
 
 def block_ngrams_that_were_written() -> None:
@@ -72,26 +64,12 @@ def block_ngrams_that_were_written() -> None:
 
 
 def end_lines_at_line_feeds() -> None:
-    """All versions: `fairseq-interactive` answers as many lines as there are line feeds.
+    """All versions: `fairseq-interactive --input FILE` answers as many lines as there are line feeds.
 
-    fairseq reads with universal newlines, and so takes a carriage return within a line for its end.
+    fairseq has Python's `fileinput` read with universal newlines, and so takes a carriage return within a line for its
+    end. From standard input, and in scripts.translate, a line ends at a line feed.
     """
-    from fairseq import options
 
-    @shim(options, "parse_args_and_arch")
-    def then_read(original: Original, *args: Any, **kwargs: Any) -> Any:
-        # this module is not imported for it: it sets up logging; and run by `python -m` it has another name
-        for module in map(sys.modules.get, ("__main__", "fairseq_cli.interactive")):
-            if module is not None and hasattr(module, "buffered_read") and hasattr(module, "make_batches"):
-                vars(module)["buffered_read"] = read_lines
-        return original(*args, **kwargs)
-
-
-def read_lines(input: str, buffer_size: int) -> Iterator[list[str]]:
-    """The lines of a file, or of standard input for "-", in lists of ``buffer_size``, as fairseq's function has it."""
-    # Python parts standard input at line feeds
-    with nullcontext(sys.stdin) if input == "-" else open(input, encoding="utf-8", newline="\n") as lines:
-        while buffer := [line.strip() for line in itertools.islice(lines, buffer_size)]:
-            yield buffer
-            if len(buffer) < buffer_size:  # a terminal's end is not asked for twice
-                break
+    @shim(fileinput, "hook_encoded")
+    def at_line_feeds(original: Original, encoding: str, errors: str | None = None) -> Any:
+        return lambda name, mode: open(name, mode, encoding=encoding, errors=errors, newline="\n")

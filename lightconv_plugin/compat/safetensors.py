@@ -13,7 +13,6 @@ from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.ops.files import whole_file
 
 SUFFIX = ".safetensors"
-PARTS = ("cfg", "optimizer_history", "task_state")  # of a checkpoint; beside them stand the entries of its extra_state
 
 
 def settings_of(path: Path) -> Path:
@@ -37,8 +36,8 @@ def write_safetensors(state: dict[str, Any], path: Path) -> None:
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if (first := names.setdefault(place, name)) != name:
             tied[name] = first
-    own = {name: tensor.contiguous().clone() for name, tensor in state["model"].items() if name not in tied}
-    settings = {**state["extra_state"], **{part: state[part] for part in PARTS}, "tied": tied}
+    own = {name: state["model"][name].contiguous().clone() for name in names.values()}
+    settings = {part: state[part] for part in state if part != "model"} | {"tied": tied}
     with whole_file(path) as file:
         file.write(save(own, metadata={"format": "pt"}))
     with whole_file(settings_of(path)) as file:
@@ -49,19 +48,13 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     """Return what ``write_safetensors`` was given.
 
     Raises:
-        ValueError: the settings are not those that it writes.
-        OSError, safetensors.SafetensorError: a file is missing or damaged.
+        OSError, KeyError, ValueError, safetensors.SafetensorError: a file is missing, damaged or another's.
     """
     from safetensors.torch import load_file
 
-    settings = json.loads(settings_of(path).read_text(encoding="utf-8"))
-    if not isinstance(settings, dict) or not settings.keys() >= {*PARTS, "tied"}:
-        raise ValueError(f"{settings_of(path)} is not a file that lightconv_plugin.convert wrote")
-    state = {part: settings.pop(part) for part in PARTS}
-    model = load_file(path)
-    for name, known in settings.pop("tied").items():
-        model[name] = model[known]
-    return {**state, "args": None, "model": model, "extra_state": settings}
+    settings, model = json.loads(settings_of(path).read_text(encoding="utf-8")), load_file(path)
+    tied = {name: model[first] for name, first in settings.pop("tied").items()}
+    return {**settings, "model": model | tied}
 
 
 def load_safetensors() -> None:

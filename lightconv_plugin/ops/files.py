@@ -44,6 +44,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, or something has the name; the message names ``path``.
     """
+    if os.path.lexists(path):  # os.rename would replace an empty folder
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     partial = _in_the_making(path)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -52,8 +54,6 @@ def whole_folder(path: Path) -> Iterator[Path]:
         for file in partial.iterdir():
             with open(file, "rb") as written:
                 os.fsync(written.fileno())
-        if os.path.lexists(path):  # os.rename would replace an empty folder
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
         os.rename(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,12 @@ def load(path: Path) -> dict[str, Any]:
     """
     import torch
 
-    from lightconv_plugin.compat.checkpoints import damage, plain_types, why_unreadable
+    from lightconv_plugin.compat.checkpoints import check_sums, plain_types, why_unreadable
 
     # at its end torch takes all of these off its list, so none that were on it before may be among them
     already = torch.serialization.get_safe_globals()
     try:
-        if problem := damage(path):
-            raise zipfile.BadZipFile(problem)
+        check_sums(path)
         with torch.serialization.safe_globals([kind for kind in plain_types() if kind not in already]):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import io
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq_cli import interactive
 
 from tests.models import common
 
-from .conftest import REPO, Train
+from .conftest import Train
 
 
 def repeated(size: int, forbidden: bool) -> int:
@@ -45,28 +43,12 @@ def test_bleu_is_measured_while_training_on_text_of_moses(train: Train, tmp_path
     assert isinstance(torch.load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
 
 
-LINES = b"w1\rw2 w3\nw4\r\n\nw5\x0cw6\xc2\x85\xe2\x80\xa8w7\n\xef\xbf\xbd\rw8"
-
-
-@pytest.mark.parametrize(
-    ("task", "source", "buffer", "as_a_module"), [("translation", "file", 1, True), ("pla_translation", "-", 3, False)]
-)
-def test_interactive_answers_as_many_lines_as_there_are(
-    task, source, buffer, as_a_module, corpus, checkpoint, tmp_path, monkeypatch, capsys
-):
+def test_interactive_answers_as_many_lines_as_there_are(corpus, checkpoint, tmp_path, monkeypatch, capsys):
     """A carriage return within a line is a blank, as to scripts.translate."""
-    (tmp_path / "file").write_bytes(LINES)
-    monkeypatch.chdir(tmp_path)
-    flags = f"-s en -t de --task {task} --path {checkpoint} --cpu --input {source} --buffer-size {buffer} --max-len-b 3"
-    arguments = [str(corpus), *flags.split(), f"--user-dir={REPO / 'lightconv_plugin'}"]
-    monkeypatch.setattr(sys, "argv", ["fairseq-interactive", *arguments])
-    # as Python opens it, other than files
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES), encoding="utf-8", newline="\n"))
-    monkeypatch.delitem(sys.modules, "fairseq_cli.interactive", raising=False)
-    if as_a_module:
-        runpy.run_module("fairseq_cli.interactive", run_name="__main__", alter_sys=True)
-    else:
-        importlib.import_module("fairseq_cli.interactive").cli_main()
+    (tmp_path / "text").write_bytes(b"w1\rw2 w3\nw4\r\n\nw5\x0cw6\xc2\x85\xe2\x80\xa8w7\n\xef\xbf\xbd\rw8")
+    flags = f"-s en -t de --task pla_translation --path {checkpoint} --cpu --input {tmp_path / 'text'} --max-len-b 3"
+    monkeypatch.setattr(sys, "argv", ["fairseq-interactive", str(corpus), *flags.split()])
+    interactive.cli_main()
     lines = [line.split("\t") for line in capsys.readouterr().out.split("\n")]
     sources = {int(line[0][2:]): line[1] for line in lines if line[0].startswith("S-")}
     assert sources == {0: "w1 w2 w3", 1: "w4", 2: "", 3: "w5 w6 w7", 4: "<unk> w8"}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fairseq import options as fairseq_options
 from fairseq.file_io import PathManager
 
@@ -27,14 +26,6 @@ def test_every_interval_leaves_its_checkpoint_and_counts_as_kept(train: Train, t
     last = ["checkpoint_2_8.pt", "checkpoint_3_10.pt", "checkpoint_3_12.pt"]
     assert names(tmp_path) == sorted([*last, "checkpoint_last.pt"])
     assert (tmp_path / last[-1]).read_bytes() == (tmp_path / "checkpoint_last.pt").read_bytes()
-
-
-def test_the_checkpoints_of_epochs_are_written_too(train: Train, tmp_path: Path) -> None:
-    train(tmp_path, *every(EPOCH, "--save-interval", "2"), epochs=True)
-    updates = [f"checkpoint_{n}_{n * EPOCH}.pt" for n in (1, 2, 3)]
-    assert names(tmp_path) == sorted(["checkpoint2.pt", *updates, "checkpoint_best.pt", "checkpoint_last.pt"])
-    state = torch.load(tmp_path / "checkpoint2.pt", weights_only=False)
-    assert state["extra_state"]["train_iterator"]["epoch"] == 3  # where the training goes on
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,12 @@
 """The command: what it prints, what it refuses and why, and what it leaves behind."""
 
-import os
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from lightconv_plugin import convert
-from lightconv_plugin.models.architectures import ENCODER_DECODER
 from lightconv_plugin.models.config import LightConvConfig
 from tests.convert import common
 
@@ -34,18 +31,14 @@ def refuse(capsys):
     """Run the command, which must refuse and leave everything as it was; gives what it says."""
 
     def look(folder):
-        found = [(path.name, path.lstat()) for path in sorted(folder.iterdir())]
-        return [(name, it.st_ino, it.st_mode, it.st_size, it.st_mtime_ns) for name, it in found]
+        return [(path.name, path.lstat().st_ino, path.lstat().st_mtime_ns) for path in sorted(folder.iterdir())]
 
     def run(source, out):
-        capsys.readouterr()
         before = look(out.parent)
-        with pytest.raises(SystemExit) as exit:
+        with pytest.raises(SystemExit, match=r"^error: cannot convert ") as exit:
             convert.main([str(source), str(out)])
-        assert isinstance(exit.value.code, str), "a sentence makes the exit status 1"
         assert look(out.parent) == before
-        assert capsys.readouterr().out == ""
-        return exit.value.code
+        return str(exit.value)
 
     return run
 
@@ -57,7 +50,6 @@ def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
     said = capsys.readouterr().out
     count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("conv_bias"))  # which it does not use
     assert f"pla_lightconv, {count:,} parameters\n" in said
-    assert "encoder: dynamic convolutions without GLU, 2 layers of 16, 4 heads, kernels [3, 5]" in said
     assert "left out, since no model uses them: 6 (decoder.layers.N.conv.conv_bias, decoder.version, " in said
     assert "wrote new/folder/out.pt" in said
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["out.pt"]
@@ -66,13 +58,8 @@ def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
 def test_every_option_has_its_value(source):
     options = convert.convert(source)[0]["cfg"]["model"]
     assert set(options) - {"_name"} == {name for name in vars(LightConvConfig()) if not name.startswith("_")}
-    unset = ("embed_path", "query_dim")
-    without = {name for name, value in options.items() if value is None}
-    assert without == {
-        *(f"{side}_{what}" for side in ("encoder", "decoder") for what in unset),
-        "adaptive_softmax_cutoff",
-    }
-    assert set(next(iter(ENCODER_DECODER.values()))) - set(options) == set()
+    unset = {f"{side}_{what}" for side in ("encoder", "decoder") for what in ("embed_path", "query_dim")}
+    assert {name for name, value in options.items() if value is None} == {*unset, "adaptive_softmax_cutoff"}
     assert options["max_source_positions"] == 64
 
 
@@ -85,74 +72,46 @@ def test_kernels_as_the_cuda_code_kept_them():
         assert torch.equal(found["encoder.layers.0.mixer.conv.weight"], kernels[:, 0])
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
-
-
-def changed(state):
-    more = {"encoder.layers.0.gate.weight": torch.zeros(3), "extra": torch.zeros(1)}
-    return {k: v for k, v in (state | more).items() if k != "decoder.layers.1.fc2.bias"}
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "expected"),
-    [
-        (
-            changed,
-            {},
-            [
-                'Missing key(s) in state_dict: "decoder.layers.1.ffn.fc2.bias"',
-                '"extra", "encoder.layers.0.gate.weight"',
-            ],
-        ),
-        (dict, {"encoder_glu": True}, ["mismatch for encoder.layers.0.mixer.in_proj.bias", "Size([16])", "Size([32])"]),
-    ],
-)
-def test_parameters_that_are_not_those_of_the_options(tmp_path, original, refuse, change, options, expected):
+def test_parameters_that_are_not_those_of_the_options(tmp_path, original, refuse):
+    """Of changed code, or of another model."""
     model, args = original
-    source = common.save(tmp_path / "in.pt", change(model.state_dict()), Namespace(**vars(args) | options))
-    said = refuse(source, tmp_path / "out.pt")
-    for words in (*expected, "Use the file as fairseq wrote it"):
+    parameters = {k: v for k, v in model.state_dict().items() if k != "decoder.layers.1.fc2.bias"}
+    parameters["encoder.layers.0.gate.weight"] = torch.zeros(3)
+    said = refuse(common.save(tmp_path / "in.pt", parameters, args), tmp_path / "out.pt")
+    for words in ('Missing key(s) in state_dict: "decoder.layers.1.ffn.fc2.bias"', '"encoder.layers.0.gate.weight"'):
         assert words in said
+    other = Namespace(**vars(args) | {"encoder_glu": True})
+    said = refuse(common.save(tmp_path / "in.pt", model, other), tmp_path / "out.pt")
+    assert "mismatch for encoder.layers.0.mixer.in_proj.bias" in said
+    assert "Use the file as fairseq wrote it" in said
 
 
-def test_models_of_others_and_of_ours(tmp_path, task, source, refuse):
+def test_models_of_others(tmp_path, task, refuse):
     options = {k: v for k, v in common.TINY.items() if "kernel" not in k}
     args = Namespace(arch="transformer", _name="transformer", **common.TRAINING, **options)
     transformer = ARCH_MODEL_REGISTRY["transformer"].build_model(args, task)
     said = refuse(common.save(tmp_path / "other.pt", transformer, args), tmp_path / "out.pt")
     assert "its architecture is transformer, not a LightConv or DynamicConv model" in said
-    convert.main([str(source), str(tmp_path / "ours.pt")])
-    assert "pla_lightconv, already one of this plugin's" in refuse(tmp_path / "ours.pt", tmp_path / "again.pt")
 
 
-@pytest.mark.parametrize("make", [Path.touch, Path.mkdir, lambda out: out.symlink_to("nothing"), os.mkfifo])
-def test_what_exists_is_not_replaced(make, tmp_path, source, refuse):
-    make(tmp_path / "out.pt")
-    for out in (tmp_path / "out.pt", source):
-        assert f"{out} exists, and is not replaced: give another name or folder for OUT" in refuse(source, out)
+def test_what_exists_is_not_replaced(tmp_path, source, refuse):
+    (tmp_path / "link.pt").symlink_to("nothing")
+    (tmp_path / "config.json").touch()
+    for out, there in ((source, "in.pt"), ("link.pt", "link.pt"), ("new.safetensors", "config.json")):
+        said = refuse(source, tmp_path / out)
+        assert f"{tmp_path / there} exists, and is not replaced: give another name or folder for OUT" in said
 
 
 def test_nothing_is_written_where_reading_fails(tmp_path, source, refuse):
-    out = tmp_path / "out.pt"
+    """A file that is missing or no checkpoint; safetensors cut short, or without their settings."""
+    out, packed, settings = (tmp_path / name for name in ("out.pt", "model.safetensors", "config.json"))
     assert "No such file" in refuse(tmp_path / "nothing.pt", out)
+    convert.main([str(source), str(packed)])
     torch.save({"weight": torch.zeros(3)}, source)
-    said = refuse(source, out)
-    assert "not a readable fairseq checkpoint" in said
-    assert said.endswith("Nothing was written.")
-
-
-def test_safetensors_that_do_not_serve(tmp_path, source, refuse):
-    """A file cut short, settings that are missing, are of another model, or are somebody's."""
-    out, back, settings = (tmp_path / name for name in ("model.safetensors", "out.pt", "config.json"))
-    convert.main([str(source), str(out)])
-    for other in (out, tmp_path / "second.safetensors"):
-        assert " exists, and is not replaced: give another name or folder" in refuse(source, other)
-    content = out.read_bytes()
-    out.write_bytes(content[:-1])
-    assert "not a readable fairseq checkpoint" in refuse(out, back)
-    out.write_bytes(content)
-    for text in ("[]", '{"cfg": {}}'):
-        settings.write_text(text)
-        assert f"{settings} is not a file that lightconv_plugin.convert wrote" in refuse(out, back)
+    assert "not a readable fairseq checkpoint" in refuse(source, out)
+    content = packed.read_bytes()
+    packed.write_bytes(content[:-1])
+    assert "not a readable fairseq checkpoint" in refuse(packed, out)
+    packed.write_bytes(content)
     settings.unlink()
-    assert f"{settings}: No such file" in refuse(out, back)
+    assert f"No such file or directory: '{settings}'" in refuse(packed, out)

@@ -76,12 +76,10 @@ def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut,
     def load(**options):
         return LightConvModel.from_pretrained(str(model), "model.pt", str(data), **options)
 
-    hub, option = load(), OPTION[units]
-    with pytest.raises(CodesError, match=rf"of zh in {model}, {data}, {prepared} .* as codes.zh, give {option}="):
-        hub.translate(TEXTS)
-    assert hub.decode(hub.binarize(step(TEXTS[1]))[:-1]) == TEXTS[1]
-    with pytest.raises(CodesError, match=f"give {option}=FILE"):
-        load(bpe=units)
+    option = OPTION[units]
+    for options in ({}, {"bpe": units}):
+        with pytest.raises(CodesError, match=rf"of zh in {model}, {data}, {prepared} .* as codes.zh"):
+            load(**options)
     as_units = load(bpe=None)
     assert as_units.string(as_units.encode(step(TEXTS[0]))) == step(TEXTS[0])
     for place in (prepared / "codes", data / "zh.code", model / "codes.zh"):
@@ -141,8 +139,8 @@ def test_parts_of_larger_tensors_and_half_precision_as_safetensors(tmp_path):
     assert {tensor.dtype for tensor in found["model"].values()} == {torch.float16, torch.float32}
 
 
-def test_fine_tuning_starts_from_it(tmp_path, monkeypatch, capsys):
-    """A checkpoint of such a training, which leaves options open, is described as the model is built."""
+def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
+    """And a checkpoint of such a training, which leaves options open, is converted to safetensors."""
     write_corpus(tmp_path)
     words = Dictionary.load(str(tmp_path / "dict.en.txt"))
     task = Namespace(source_dictionary=words, target_dictionary=words)
@@ -163,10 +161,7 @@ def test_fine_tuning_starts_from_it(tmp_path, monkeypatch, capsys):
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
-    capsys.readouterr()
     convert.main([str(tmp_path / "tuned" / "checkpoint_last.pt"), str(tmp_path / "tuned" / "model.safetensors")])
-    said = capsys.readouterr().out
-    assert "decoder: dynamic convolutions without GLU, 2 layers of 16, 4 heads, kernels [3, 7]" in said
 
 
 @pytest.mark.parametrize(("operator", "adaptive"), [("lightweight", True), ("dynamic", False)])
