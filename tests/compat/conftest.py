@@ -37,12 +37,6 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@pytest.fixture
-def take_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], None]:
-    """`take_away(owner, name)`: fairseq without a shim, in a test."""
-    return lambda owner, name: monkeypatch.setattr(owner, name, unwrapped(getattr(owner, name)))
-
-
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -24,7 +24,6 @@ from lightconv_plugin import compat
 
 from .conftest import RECIPE, TINY, Train, unwrapped
 
-FORMATS = pytest.mark.parametrize("as_zip", [True, False], ids=["zip", "legacy"])
 load = checkpoint_utils.load_checkpoint_to_cpu
 
 
@@ -69,7 +68,7 @@ def test_the_types_of_old_checkpoints_load(new: str, old: str, tmp_path: Path, a
     assert state["extra_state"]["counts"].tolist() == [3, 2, 1]  # as --eval-bleu puts them there
 
 
-@FORMATS
+@pytest.mark.parametrize("as_zip", [True, False])
 def test_a_checkpoint_gives_its_model(as_zip: bool, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
     """Before fairseq 1.0 the options were a Namespace under "args" and there was no "cfg"."""
     state = torch.load(checkpoint)

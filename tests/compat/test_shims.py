@@ -19,7 +19,7 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 from lightconv_plugin.compat import training
 from lightconv_plugin.models.config import LightConvConfig, LightConvLanguageModelConfig
 
-from .conftest import REPO, Train
+from .conftest import REPO, Train, unwrapped
 
 
 def test_blocks_of_one_sentence_need_numpy_compat(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_flags_that_do_not_fit_the_model_are_named(given: str, added: str, monke
     options.parse_args_and_arch(options.get_training_parser())
 
 
-def test_python_without_asserts_is_refused(train: Train, tmp_path: Path, take_away: Any) -> None:
-    take_away(trainer.Trainer, "__init__")
+def test_python_without_asserts_is_refused(train: Train, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(trainer.Trainer, "__init__", unwrapped(trainer.Trainer.__init__))
     module: dict[str, Any] = {"__name__": training.__name__}
     exec(compile(inspect.getsource(training), training.__file__, "exec", optimize=1), module)
     module["refuse_python_without_asserts"]()
