@@ -164,7 +164,7 @@ class BeamSearchGenerator(SequenceGenerator):
                 decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
                 for decoder, encoder_out, state in zip(decoders, read, states, strict=True)
             ]
-            candidates: Sequence[Tensor] = ops.step_candidates(
+            values, words, parents = ops.step_candidates(
                 # fairseq lets the first token be repeated by itself
                 rules.joint_logits(logits, tokens[:, rules.ngram == 1 : step + 1]),
                 scores,
@@ -177,12 +177,12 @@ class BeamSearchGenerator(SequenceGenerator):
                 unk=self.unk,
                 unk_penalty=self.unk_penalty,
             )
-            if len(searched) < len(source):  # of those that are over there are none
-                candidates = [
+            if len(searched) < len(source):  # those that are over have none
+                values, words, parents = (
                     each.new_full((len(source), 2 * beam), nothing).index_copy(0, searched, each)
-                    for each, nothing in zip(candidates, (-math.inf, 0, 0), strict=True)
-                ]
-            ops.search_step(*candidates, beams, eos=self.eos, stepwise=rules.stepwise)
+                    for each, nothing in ((values, -math.inf), (words, 0), (parents, 0))
+                )
+            ops.search_step(values, words, parents, beams, eos=self.eos, stepwise=rules.stepwise)
 
             kept = beams.open.index_select(0, searched).nonzero().flatten()  # for its size alone a GPU is waited for
             if step == max_len or not len(kept):

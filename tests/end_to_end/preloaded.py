@@ -55,7 +55,7 @@ def serve(folder: Path) -> NoReturn:
         for asker in (folder / "asked").read_text().split():
             if os.fork() == 0:
                 command = multiprocessing.Process(target=become, args=(Path("/proc") / asker, f"{folder}/python"))
-                status = command._bootstrap()  # type: ignore[attr-defined]  in this process
+                status = command._bootstrap()  # type: ignore[attr-defined]
                 (folder / asker).write_text(str(status))
                 os._exit(status)
 
