@@ -43,9 +43,9 @@ def conv_step(
     """
     dynamic = weight.ndim == 4
     check_operands("conv_step", x, weight, dynamic)
-    if len(x) != 1:
+    if x.shape[0] != 1:  # len() would warn where a program is recorded
         outs = []
-        for t in range(len(x)):
+        for t in range(x.shape[0]):
             own = weight[t : t + 1] if dynamic else weight
             out, state = conv_step(x[t : t + 1], own, state, normalization=normalization, backend=backend)
             outs.append(out)

@@ -90,11 +90,11 @@ def test_a_key_that_is_not_a_number_is_not_hidden(backend):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_in_training_to_nothing_is_zero(need_weights, p, dtype):
     """Cases that PyTorch's own operator does, and those where weights are dropped or asked for."""
-    leaves = [torch.randn(3, 2, 4, 5).to(dtype).requires_grad_() for _ in range(3)]
+    q, k, v = leaves = [torch.randn(3, 2, 4, 5).to(dtype).requires_grad_() for _ in range(3)]
     seen = torch.ones(3, 1, 4, 4, dtype=torch.bool)
     seen[1] = False  # a sentence of padding
     seen[2, 0, 2] = False  # one query with nothing but padding in its window
-    out, weights = train.attention(*leaves, seen, p, need_weights=need_weights)
+    out, weights = train.attention(q, k, v, seen, p, need_weights=need_weights)
     grads = torch.autograd.grad(out.sum(), leaves)
     assert (weights is not None) == need_weights
     for result in (out, grads[0], *([] if weights is None else [weights])):
@@ -108,9 +108,9 @@ def test_attention_in_training_to_nothing_is_zero(need_weights, p, dtype):
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
 def test_attention_in_training_of_nothing(need_weights, batch, queries, keys):
-    leaves = [leaf(batch, 2, length, 5) for length in (queries, keys, keys)]
+    q, k, v = leaves = [leaf(batch, 2, length, 5) for length in (queries, keys, keys)]
     for seen in (None, torch.ones(batch, 1, 1, keys, dtype=torch.bool)):
-        out, weights = train.attention(*leaves, seen, 0.0, need_weights=need_weights)
+        out, weights = train.attention(q, k, v, seen, 0.0, need_weights=need_weights)
         assert out.shape == leaves[0].shape
         assert not out.any()
         assert weights is None or weights.shape == (batch, 2, queries, keys)
