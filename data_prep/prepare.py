@@ -37,10 +37,8 @@ def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_coun
     """Fill ``out``, all or nothing; returns what counts.json says."""
     check_replaceable(out)
     # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
-    # were fetched. Not the notes and NAME.bad, which other runs of download may change
-    paths = [raw / name for name in dataset.files] or sorted(raw.glob("[!.]*"))
-    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.exists()}
-    kind = kind_of(dataset)
+    # were fetched
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(raw.glob("[!.]*"))}
     # Python's version without its last number: a mended Python makes the same text
     used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
     with lock(out), Pool(workers) as pool:
@@ -49,7 +47,7 @@ def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_coun
         work = work_folder(out, made_from)
         engine = Engine(dataset, work=work, pool=pool, accept_counts=accept_counts)
         report: dict[str, Any] = {}
-        engine.run(kind.read(dataset, raw, report), report)
+        engine.run(kind_of(dataset).read(dataset, raw, report), report)
         with atomic_folder(out) as folder:
             counts = engine.finish(folder, used)
         remove(work)

@@ -38,11 +38,8 @@ def data_stages(dataset: Dataset, root: Path, *, raw: Path | None = None, option
     fetched = {key: facts[key] for key in _FETCHED}
     given = functools.cache(lambda: _given(dataset, raw))
     given_by_hand = ["--raw", raw] if raw else []
-    resumes = kind_of(dataset).resumes
-    # not the notes on the way and NAME.bad, which people may delete
-    key_files = (*dataset.files, "manifest.json") if resumes else None
     return [
-        stage("download", fetched, *given_by_hand, replaces=not resumes, key_files=key_files, given=given),
+        stage("download", fetched, *given_by_hand, replaces=not kind_of(dataset).resumes, given=given),
         stage("prepare", facts, "--raw", folders["download"], *options, before=("download",)),
         stage("binarise", binarise, "--prepared", folders["prepare"], *options, before=("prepare",)),
     ]
@@ -55,23 +52,6 @@ def _given(dataset: Dataset, raw: Path | None) -> str | None:
     paths = [dataset.file.parent / path for path in dataset.text.values()]
     there = paths and all(path.is_file() for path in paths)
     return fingerprint([digest([path]) for path in paths]) if there else None
-
-
-def make_dataset(
-    dataset: Dataset,
-    root: Path,
-    *,
-    raw: Path | None = None,
-    options: Sequence[str] = (),
-    names: Sequence[str] = NAMES,
-) -> None:
-    """Download, prepare and binarise a dataset in this process: those of the stages ``names`` that are not done.
-
-    The arguments are those of ``data_stages``.
-    """
-    pipeline = Pipeline({stage.name: stage for stage in data_stages(dataset, root, raw=raw, options=options)})
-    pipeline.check_places(names)
-    run_data_stages(pipeline, root, names)
 
 
 def run_data_stages(pipeline: Pipeline, root: Path, keys: Sequence[str]) -> None:

@@ -49,15 +49,13 @@ def fetch_translations(
         targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
         notes: dict[str, Any] = {}
         for language in languages:
-            known = [target for target in targets if target[0] == language]
+            known = [target for target in targets if target[0] == language and Path(target[4]).exists()]
             # translations are optional to apt: its update succeeds without
-            chosen = [t for t in known if t[1] in origins and t[3] in components and Path(t[4]).exists()]
+            chosen = [target for target in known if target[1] in origins and target[3] in components]
             if not chosen:
-                offered = ", ".join(sorted({" ".join(target[1:4]) for target in known})) or "none"
                 raise UserError(
                     f"apt brought no Translation-{language} from {' or '.join(origins)} ({', '.join(components)}); "
-                    f"this machine's sources offer {offered}. Mend the sources or the network, or {_WITHOUT}. "
-                    f"apt-get update ended with:\n{_tail(log)}"
+                    f"mend its sources or the network, or {_WITHOUT}. apt-get update ended with:\n{_tail(log)}"
                 )
             join_unpacked([Path(target[4]) for target in chosen], out / f"Translation-{language}")
             notes[language] = [" ".join(target[1:4]) for target in chosen]

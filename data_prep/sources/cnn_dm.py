@@ -86,11 +86,7 @@ def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[
                 store.add(raw / name)
         listed = []
         for split, name in _PLAIN_LISTS.items():
-            try:
-                addresses = (raw / name).read_bytes()
-            except OSError as error:
-                raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
-            for key in _keys(addresses):
+            for key in _keys((raw / name).read_bytes()):
                 listed.append((split, "dailymail" if store.data("cnn", "stories", key) is None else "cnn", key))
         yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)))
         report["stories"] = dict(store.counts)

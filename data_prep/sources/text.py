@@ -56,11 +56,8 @@ def own_files(dataset: Dataset, raw: Path | None) -> dict[str, dict[str, Path]]:
         if split == "train" or not given.keys().isdisjoint(sides.values())
     }
     if missing := [path for sides in found.values() for path in sides.values() if not path.is_file()]:
-        near = ", ".join(sorted(path.name for path in missing[0].parent.glob(f"{missing[0].name}*")))
-        raise UserError(
-            f"there is no {' and no '.join(map(str, missing))}{f' (but {near})' if near else ''}; give both sides, as "
-            "plain text under these names"
-        )
+        absent = " and no ".join(map(str, missing))
+        raise UserError(f"there is no {absent}; give both sides, as plain text under these names")
     if len(found) == 2:
         absent = next(split for split in SPLITS if split not in found)
         raise UserError(

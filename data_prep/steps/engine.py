@@ -82,7 +82,6 @@ class Engine:
                 log = STEPS[step.name].build(None, step.parameters)(context, step)
             else:
                 log = _run_lines(context, each.steps)
-            context.sync()
         text = Text(before.lines | context.lines, before.files | context.files, log, dict(found))
         for entry in log:
             self._say_many_dropped(entry)

@@ -27,8 +27,6 @@ def hold_out(*, into: str, every: int) -> WholeStep:
 
     As awk's ``NR % every == 0`` does in the published scripts.
     """
-    if every < 2:
-        raise UserError(f"hold_out: every: got {every}, expected a number above 1")
 
     def run(context: Context, step: Step) -> Log:
         (split,) = step.splits
@@ -52,11 +50,6 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeSte
     sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes for each
     line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
     """
-    if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
-        raise UserError(
-            f"split_by_hash: valid_percent and test_percent: got {valid_percent} and {test_percent}, expected numbers "
-            "above 0 whose sum is below 100"
-        )
     split_by = partial(split_of, valid_percent=valid_percent, test_percent=test_percent)
 
     def run(context: Context, step: Step) -> Log:
