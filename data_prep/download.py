@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     dataset = load_dataset(arguments.dataset)
     if arguments.test_only:
         dataset = dataset.only_test()
-    manifest = download(dataset, raw=arguments.raw, out=arguments.out)
-    sizes = [each["bytes"] for each in manifest["files"].values()]
-    print(f"{arguments.out}: {len(sizes)} files, {sum(sizes):,} bytes")
+    download(dataset, raw=arguments.raw, out=arguments.out)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from scripts.common.provenance import package_versions
 from scripts.pipeline.pipeline import fingerprint
 
 _PACKAGE = Path(__file__).parent
-_PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
+_PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba")  # what the text depends on
 
 
 def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_counts: bool = False) -> dict[str, Any]:
@@ -76,15 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:
         dataset = dataset.only_test(arguments.codes)
-    counts = prepare(
+    prepare(
         dataset,
         raw=arguments.raw,
         out=arguments.out,
         workers=arguments.workers,
         accept_counts=arguments.accept_counts,
     )
-    sizes = {name.partition(".")[0]: each["lines"] for name, each in counts["files"].items()}
-    print(f"{arguments.out}: " + ", ".join(f"{split} {lines:,}" for split, lines in sizes.items()) + " lines")
 
 
 if __name__ == "__main__":

@@ -317,7 +317,7 @@ def iwslt14(folder: Path) -> dict[str, list[Pair]]:
 
 
 def gbw(folder: Path) -> dict[str, list[str]]:
-    """The archive of gbw, 99 shards and two held-out ones among others, and gbw.md5 with their checksums."""
+    """The archive of gbw, 99 shards and two held-out ones among others."""
     root = "1-billion-word-language-modeling-benchmark-r13output"
     train, held_out = (
         f"{root}/training-monolingual.tokenized.shuffled",
@@ -332,10 +332,6 @@ def gbw(folder: Path) -> dict[str, list[str]]:
     members = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items()}
     shuffled = dict(sorted(members.items(), key=lambda item: item[0][::-1]))
     pack(folder / f"{root}.tar.gz", {f"{root}/README": b"x", **shuffled})
-    table = [
-        f"{hashlib.md5(content).hexdigest()}  {name.removeprefix(root + '/')}\n" for name, content in members.items()
-    ]
-    (folder / "gbw.md5").write_text("".join(table))
     joined = [line for n in range(1, 100) for line in lines[f"{train}/news.en-{n:05}-of-00100"]]
     test, valid = (lines[f"{held_out}/news.en.heldout-{n:05}-of-00050"] for n in range(2))
     return {"train": joined, "valid": valid, "test": test}

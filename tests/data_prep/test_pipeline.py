@@ -67,8 +67,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], M
                 for path in archives.iterdir():
                     site.add(f"/{path.name}", path.read_bytes(), ranges=name != "wmt14_en_fr")
                 file = local_copy(name, folder, archives, site.url)
-                if name == "gbw":
-                    (folder / "gbw.md5").write_bytes((archives / "gbw.md5").read_bytes())
                 for _ in range(2):  # the second time nothing is fetched or made
                     run(patch, file, "--out", out, "--workers", 1)
                 fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
@@ -187,8 +185,8 @@ def test_fairseq_reads_the_prepared_lines_and_the_report_has_their_numbers(made,
 
     dataset, _, _, out = made(name)
     report = (out / "report.md").read_text(encoding="utf-8")
-    for heading in ("Sources", "Steps", "Sizes", "Vocabulary", "Lines drawn", "Checksums", "Versions"):
-        assert f"\n## {heading}" in report
+    for heading in ("Sources", "Steps", "Sizes, as binarised, and checksums"):
+        assert f"\n## {heading}\n" in report
     fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
     assert [file["sha256"] for file in fetched.values() if file["sha256"] not in report] == []
     pair = f".{dataset.source}-{dataset.target}." if dataset.target else ""
@@ -201,7 +199,7 @@ def test_fairseq_reads_the_prepared_lines_and_the_report_has_their_numbers(made,
             known = [" ".join(w if w in dictionary else "<unk>" for w in line.split()) for line in lines]
             assert [dictionary.string(tokens) for tokens in read] == known
             tokens = sum(len(line.split()) + 1 for line in lines)
-            assert f"| {split} | {language} | {len(lines):,} | {tokens:,} | " in report
+            assert f"| {split}.{language} | {len(lines):,} | {tokens:,} | " in report
 
 
 @pytest.mark.parametrize("name", ["wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "cnn_dm_plain"])
@@ -216,8 +214,6 @@ def test_lines_that_a_model_is_asked_become_those_of_its_test_set(made, name: st
         named = Step(name="apply_bpe", parameters={"codes": str(folder / "codes")})
         given = replace(dataset, steps=tuple(named if step.name == "bpe" else step for step in dataset.steps))
         assert [line_steps(given, language, None)(line) for line in raw] == ready
-    with pytest.raises(UserError, match="no language 'fi'; expected"):
-        line_steps(dataset, "fi", folder / "codes")
     with pytest.raises(UserError, match="cannot be read"):
         line_steps(dataset, dataset.source, folder / "nothing")
     with pytest.raises(UserError, match="wmt16_en_de for wmt16_en_de_google"):

@@ -102,7 +102,6 @@ def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_p
     [
         ({"train.en": b"one\n"}, {}, r"train.en has 1 lines but .*train.de has 3 lines; line n of one must"),
         ({"train.en": None}, {}, r"there is no .*/train.en; give both sides"),
-        ({"train.en": None, "train.en.zip": b""}, {}, r"no .*train.en \(but train.en.zip\); give both sides"),
         ({"valid.en": GOOD, "valid.de": GOOD}, {}, "got train and valid but no test; give train, valid and test, or"),
         ({}, {"train.en": "nowhere"}, "there is no .*nowhere; give both sides"),
         ({}, None, r"is your own; give its folder with --raw DIR, or name its files under `text` in .*own.yaml"),
