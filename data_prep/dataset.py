@@ -161,13 +161,9 @@ class Dataset:
         return facts
 
     def other_counts(self, found: str, why: str, root: Path, *, accept: bool) -> str:
-        """Return a note on counts that are not those of the YAML, or refuse them with the reason and the way to go on.
+        """Return a note on counts that are not those of the YAML, or refuse them (not ``accept``).
 
-        Args:
-            found: what was got, and what was expected.
-            why: ends where the way to go on begins.
-            root: the dataset's folder.
-            accept: as --accept-counts says.
+        ``found`` says what was got and expected, ``why`` the likely reason; ``root`` is the dataset's folder.
         """
         if accept:
             return f"note: {found}; going on as --accept-counts says"
@@ -179,14 +175,9 @@ class Dataset:
     def only_test(self, codes: list[Path] | None = None) -> "Dataset":
         """Reduce it to its test set: the files, steps and counts that concern no other split.
 
-        Args:
-            codes: BPE merges of the source and of the target that were learnt elsewhere, to be applied.
+        ``codes``: BPE merges of each language that were learnt elsewhere, applied in place of the step bpe.
         """
         splits = {name: sources for name, sources in self.splits.items() if name in ("test", "raw_test")}
-        if "test" not in splits:
-            raise UserError(f"{self.file} makes its test set of its training text: give one with `test` under splits")
-        if codes and not any(step.name == "bpe" for step in self.steps):
-            raise UserError(f"{self.file} has no step bpe, to which other codes could be given; its steps make units")
         steps: list[Step] = []
         for step in self.steps:
             if step.name in ("hold_out", "split_by_hash", "deduplicate") or "test" not in (step.splits or ("test",)):

@@ -11,7 +11,6 @@ from data_prep.dataset import Dataset
 from scripts.common.files import read_json, write_lines
 from scripts.common.terminal import markdown_table
 
-NAME = "report.md"
 _BINARISED = re.compile(r"(\S+): \d+ sents, (\d+) tokens, (\S+%) replaced")
 
 
@@ -35,8 +34,8 @@ def write_report(dataset: Dataset, out: Path) -> Path:
         for name, each in counts["files"].items()
     ]
     header = ("prepared", "lines", "tokens (with one end of sentence a line)", "unknown", "SHA-256")
-    write_lines(out / NAME, lines + _table("Sizes, as binarised, and checksums", header, files))
-    return out / NAME
+    write_lines(out / "report.md", lines + _table("Sizes, as binarised, and checksums", header, files))
+    return out / "report.md"
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

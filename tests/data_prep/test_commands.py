@@ -1,6 +1,5 @@
 """download, prepare, binarise and the command of all three, on package descriptions and a user's own text."""
 
-import hashlib
 import json
 import os
 import random
@@ -172,31 +171,24 @@ def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, fi
 
 PACKAGES = """#!/bin/sh
 case "$*" in
-  *update) grep -q 'Languages {{ "none"; }};' "$2" || exit 9 ;;
+  *update) grep -q 'Languages { "none"; };' "$2" || exit 9 ;;
   *pkgnames) printf 'a\\nb\\nc\\n' ;;
-  *download*) shift 3; echo "$*" >> {log}; for name; do echo "$name" > "${{name}}_1_all.deb"; done; {then} ;;
+  *download*) shift 3; for name; do echo "$*" > "${name}_1_all.deb"; done ;;
 esac
 """
 
 
 def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def package_apt(then: str) -> None:
-        for name in ("apt-get", "apt-cache"):
-            (tmp_path / name).write_text(PACKAGES.format(log=tmp_path / "log", then=then))
-            (tmp_path / name).chmod(0o755)
-
-    package_apt("true")
+    for name in ("apt-get", "apt-cache"):
+        (tmp_path / name).write_text(PACKAGES)
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "out").mkdir()
     notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
-    assert (tmp_path / "log").read_text() == "a b c\n"
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a_1_all.deb", "b_1_all.deb", "c_1_all.deb"]
+    assert contents(tmp_path / "out") == {f"{name}_1_all.deb": b"a b c\n" for name in "abc"}
     assert notes == {"packages this release does not have": ["z"]}
     with pytest.raises(UserError, match="apt knows none of 2 packages"):
         apt.fetch_packages(["y", "z"], out=tmp_path)
-    package_apt("echo E: no network >&2; exit 100")
-    with pytest.raises(UserError, match=r"status 100(.|\n)*E: no network"):
-        apt.fetch_packages(["a"], out=tmp_path)
 
 
 def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, capsys):
@@ -226,13 +218,10 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
         assert re.search(f"== download: .*{said}", capsys.readouterr().out)
 
     made("not complete yet")
-    described = json.loads((out / "raw" / "manifest.json").read_text())["files"]["a.tgz"]
-    assert described["sha256"] == hashlib.sha256((raw / "a.tgz").read_bytes()).hexdigest()
     (raw / "else.txt").write_text("of something else")
     made("nothing has changed, skipped")
-    for gone in ("manifest.json", "a.tgz"):
-        (out / "raw" / gone).unlink()
-        made(f"{gone} is gone or has changed")
+    (out / "raw" / "a.tgz").unlink()
+    made("a.tgz is gone or has changed")
     for gone in ("a.tgz", "manifest.json"):
         (out / "raw" / gone).unlink()
     pack(raw / "a.tgz", {f"{split}.en": b"another line\n" * 9 for split in SPLITS})

@@ -127,10 +127,6 @@ def test_the_test_set_alone():
     assert [step[:3] for step in steps[:2]] == [("save_raw", ("test",), ()), ("tokenise", ("test",), ())]
     assert steps[2:] == [("apply_bpe", ("test",), (lang,), f"{lang}.code") for lang in ("en", "de")]
     assert [(each.after, each.lines) for each in dataset.expected] == [("end", {"test": 3003})]
-    with pytest.raises(UserError, match=r"debian_en_de.yaml makes its test set of its training text"):
-        load_dataset("debian_en_de").only_test()
-    with pytest.raises(UserError, match=r"wmt16_en_de_google.yaml has no step bpe"):
-        load_dataset("wmt16_en_de_google").only_test([Path("code"), Path("code")])
 
 
 def test_codes_count_by_what_they_hold(tmp_path: Path):
