@@ -1,12 +1,9 @@
 """download, prepare, binarise and the command of all three, on package descriptions and a user's own text."""
 
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ from data_prep.prepare import prepare
 from data_prep.sources import apt
 from scripts.common.errors import UserError
 from scripts.common.files import write_lines
-from scripts.common.process import python_module
 from tests.data_prep import corpora
 from tests.data_prep.corpora import lines_of, numbers, pack
 from tests.data_prep.samples import (
@@ -38,13 +34,8 @@ from tests.data_prep.samples import (
 LANGUAGES = ("en", "de")
 
 
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return translations(tmp_path / "copied")
-
-
-def test_translations_of_descriptions(tmp_path: Path, raw: Path, monkeypatch: pytest.MonkeyPatch):
-    file = tmp_path / "mine.yaml"
+def test_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    raw, file = translations(tmp_path / "copied"), tmp_path / "mine.yaml"
     file.write_text((FOLDER / "debian_en_de.yaml").read_text().replace("merges: 3000", "merges: 60"))
     german = (raw / "Translation-de").read_bytes()
     (raw / "Translation-de").unlink()
@@ -86,11 +77,9 @@ def english(folder: Path, count: int = 400) -> Path:
     return folder
 
 
-def test_summaries_by_a_user_s_command_in_another_folder(tmp_path: Path):
+def test_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out, raw = tmp_path / "out", english(tmp_path / "raw")
-    line = [*python_module("data_prep"), "debian_summaries", "--accept-counts", "--raw", str(raw), "--out", str(out)]
-    done = subprocess.run([*line, "--to", "prepare"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run(monkeypatch, "debian_summaries", "--accept-counts", "--raw", raw, "--out", out, "--to", "prepare")
     few = english(tmp_path / "few", count=4)
     with pytest.raises(UserError, match="save_raw: there are no lines of"):
         prepare(load_dataset("debian_summaries"), raw=few, out=tmp_path / "none", workers=1, accept_counts=True)
@@ -131,7 +120,8 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: line that is neither"),
     ],
 )
-def test_raw_files_that_cannot_be_used(tmp_path: Path, raw: Path, monkeypatch, name: str, data: bytes, message: str):
+def test_raw_files_that_cannot_be_used(tmp_path: Path, monkeypatch, name: str, data: bytes, message: str):
+    raw = translations(tmp_path / "copied")
     (raw / "Translation-de").unlink()
     (raw / name).write_bytes(data)
     before = contents(raw)
@@ -141,13 +131,9 @@ def test_raw_files_that_cannot_be_used(tmp_path: Path, raw: Path, monkeypatch, n
     assert contents(raw) == before
 
 
-def fetched_by_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> dict[str, Any]:
-    monkeypatch.setenv("PATH", path)
-    return download(load_dataset("debian_en_de"), raw=None, out=tmp_path / "out")
-
-
 def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    manifest = fetched_by_apt(tmp_path, monkeypatch, fake_apt(tmp_path / "apt"))
+    monkeypatch.setenv("PATH", fake_apt(tmp_path / "apt"))
+    manifest = download(load_dataset("debian_en_de"), raw=None, out=tmp_path / "out")
     assert (tmp_path / "out" / "Translation-en").read_text() == "a\n\nb\n\nf\n\n"
     assert (tmp_path / "out" / "Translation-de").read_text() == "d\n\n"
     archives = {name: f"Debian {name} main" for name in ("old", "stable", "testing")}
@@ -164,25 +150,14 @@ def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.Mo
 )
 def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, files: str | None, update, message: str):
     path = str(tmp_path / "empty") if files is None else fake_apt(tmp_path / "apt", files=files, update=update)
+    monkeypatch.setenv("PATH", path)
     with pytest.raises(UserError, match=message):
-        fetched_by_apt(tmp_path, monkeypatch, path)
+        download(load_dataset("debian_en_de"), raw=None, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-PACKAGES = """#!/bin/sh
-case "$*" in
-  *update) grep -q 'Languages { "none"; };' "$2" || exit 9 ;;
-  *pkgnames) printf 'a\\nb\\nc\\n' ;;
-  *download*) shift 3; for name; do echo "$*" > "${name}_1_all.deb"; done ;;
-esac
-"""
-
-
 def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("apt-get", "apt-cache"):
-        (tmp_path / name).write_text(PACKAGES)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", fake_apt(tmp_path / "apt"))
     (tmp_path / "out").mkdir()
     notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
     assert contents(tmp_path / "out") == {f"{name}_1_all.deb": b"a b c\n" for name in "abc"}
@@ -208,24 +183,17 @@ def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, c
 
 def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
     raw, out = tmp_path / "archives", tmp_path / "out"
-    pack(raw / "a.tgz", {f"{split}.en": b"one line\n" * 9 for split in SPLITS})
     splits = {split: [{"file": "a.tgz", "members": {"en": f"{split}.en"}}] for split in SPLITS}
     keys: dict[str, Any] = {"kind": "archives", "target": None, "files": {"a.tgz": {}}, "splits": splits}
-    file = own_dataset(tmp_path, "normalise_space", **keys).file
-
-    def made(said: str) -> None:
-        run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "prepare", "--workers", 1)
+    file = own_dataset(tmp_path, **keys).file
+    for said, change in {
+        "not complete yet": lambda: pack(raw / "a.tgz", {"train.en": b"one line\n"}),
+        "nothing has changed": lambda: (raw / "else.txt").write_text("of something else"),
+        "a.tgz is gone or has changed": (out / "raw" / "a.tgz").unlink,
+    }.items():
+        change()
+        run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "download")
         assert re.search(f"== download: .*{said}", capsys.readouterr().out)
-
-    made("not complete yet")
-    (raw / "else.txt").write_text("of something else")
-    made("nothing has changed, skipped")
-    (out / "raw" / "a.tgz").unlink()
-    made("a.tgz is gone or has changed")
-    for gone in ("a.tgz", "manifest.json"):
-        (out / "raw" / gone).unlink()
-    pack(raw / "a.tgz", {f"{split}.en": b"another line\n" * 9 for split in SPLITS})
-    made("given .*have changed")
 
 
 def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -291,13 +259,3 @@ def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, monkeypatch, 
     assert sorted(path.stem for path in out.glob("*.idx")) == written
     for path in model.glob("dict*"):
         assert lines_of(out / path.name) == lines_of(path)
-
-
-def test_what_fairseq_says_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given, python = text_folder(tmp_path / "ready", train=5, valid=2, test=2), tmp_path / "python"
-    python.write_text("#!/bin/sh\necho out of memory; exit 3\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(UserError, match=r"ended with status 3. Its last lines:\n  out of memory\n.*out.log"):
-        binarise(own_dataset(tmp_path), prepared=given, out=tmp_path / "out", workers=1)
-    assert not (tmp_path / "out").exists()

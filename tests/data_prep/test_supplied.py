@@ -59,7 +59,6 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
     ("data", "message"),
     [
         (TEXT.encode("utf-16"), "is text in UTF-16 or UTF-32, .*: iconv -f UTF-16 -t UTF-8 my.en > NEW"),
-        (b"\xfe\xff" + TEXT.encode("utf-16-be"), "is text in UTF-16 or"),
         (TEXT.encode("utf-16-le"), "is text in UTF-16, .*: iconv -f UTF-16LE"),
         (TEXT.encode("utf-32"), "is text in UTF-16 or UTF-32"),
         *[(data, "is a document, an archive or compressed, .*: unpack it, and save") for data in PACKED],
