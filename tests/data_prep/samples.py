@@ -115,8 +115,8 @@ case "$*" in
   *download*) shift 3; for name; do echo "$*" > "$name"_1_all.deb; done ;;
 esac
 """
-TARGETS = ("de Other sid main c", "en Debian stable main b", "en Debian old main a", "de Debian stable main d")
-TARGETS += ("en Debian stable contrib e", "en Debian testing main f")
+TARGETS = ["de Other sid main c", "en Debian stable main b", "en Debian old main a", "de Debian stable main d"]
+TARGETS += ["en Debian stable contrib e", "en Debian testing main f"]
 
 
 def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:

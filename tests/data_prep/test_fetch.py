@@ -72,10 +72,18 @@ def test_a_download_that_breaks_off_goes_on(tmp_path, site: Site, page, known, t
     assert site.ranges == [f"bytes={start}-" if start else None for start in from_byte]
 
 
+def fake_curl(folder: Path, line: str) -> str:
+    """Return a PATH with a curl that runs a line of shell before the real one."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "curl").write_text(f'#!/bin/sh\n{line}\nexec {shutil.which("curl")} "$@"\n')
+    (folder / "bin" / "curl").chmod(0o755)
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
+
 def test_a_download_that_stalls_is_shown_and_tried_again(tmp_path, site: Site, monkeypatch, capsys):
-    monkeypatch.setattr("data_prep.fetch.STALLED", 1)
-    assert got(tmp_path, site.add("/a", CONTENT, stall=[1000]), **SUM) == CONTENT
-    assert site.ranges == [None, "bytes=1000-"]
+    stalls = f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; sleep 1.2; exit 28; }}"
+    monkeypatch.setenv("PATH", fake_curl(tmp_path, stalls))
+    assert got(tmp_path, site.add("/a", CONTENT), **SUM) == CONTENT
     assert "a.txt: 0.0 MB\n" in capsys.readouterr().err
 
 
@@ -206,11 +214,8 @@ def test_killed_and_interrupted_and_on_a_full_disk_and_gone_on_with_for_the_miss
         assert list(tmp_path.glob("[!.]*")) == []
     assert child.returncode == 130  # as shells have it
     assert told.endswith("interrupted; run the same command again to go on\n")
-    curl = tmp_path / "bin" / "curl"  # one that meets a full disk
-    curl.parent.mkdir()
-    curl.write_text(f"#!/bin/sh\ntrap '' XFSZ; ulimit -f 200; exec {shutil.which('curl')} \"$@\"\n")
-    curl.chmod(0o755)
-    full = command(url, tmp_path, env={**os.environ, "PATH": f"{curl.parent}:{os.environ['PATH']}"})
+    small = fake_curl(tmp_path, "trap '' XFSZ; ulimit -f 200")  # as a full disk, without rights
+    full = command(url, tmp_path, env={**os.environ, "PATH": small})
     assert f"error: cannot write {part} (" in full.communicate()[1]
     assert (full.returncode, part.stat().st_size) == (1, 102_400)
     assert list(tmp_path.glob("[!.]*")) == [tmp_path / "bin"]

@@ -23,7 +23,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.outputs import lock
 from tests.data_prep import corpora
-from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs
+from tests.data_prep.corpora import Row, lines_of, numbers, pack, pairs
 from tests.data_prep.samples import SPLITS, contents, own_dataset
 from tests.killed import Moment, killed_at
 
@@ -41,7 +41,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "_COUNTED", 70)
 
 
-def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
+def made(folder: Path, rows: list[Row] | dict[str, list[Row]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
     """Prepare a user's corpus in one piece, or its splits, by these steps."""
     out = folder / f"out{len(list(folder.iterdir()))}"
     (folder / "raw").mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ def rows_of(out: Path, *, sides: int = 2) -> dict[str, list[tuple[str, ...]]]:
     }
 
 
-def drawn(count: int, words: int = 40) -> list[Pair]:
+def drawn(count: int, words: int = 40) -> list[Row]:
     """Pairs of few different sentences, so that there are repeats of pairs, of one side, and in another case."""
     dice = random.Random(1)
     sides = [f"{case(f'Word {n} is here')}" for n in range(words) for case in (str, str.lower)]
@@ -106,7 +106,7 @@ def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
 
 def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
     step = {"clean_corpus": {"splits": ["train"], "min_tokens": 1, "max_tokens": 9}}
-    given = [(" a |  b", "c|d "), ("e ", "f" * 9)]
+    given: list[Row] = [(" a |  b", "c|d "), ("e ", "f" * 9)]
     found = rows_of(made(tmp_path, dict.fromkeys(SPLITS, given), step))
     assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
 
