@@ -19,11 +19,8 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Debian:
-    """For ``kind: debian``: which package archives count, by what their Release files say, and what is made of them;
-    for ``kind: debian_docs``: the packages that are read."""
+    """For ``kind: debian``: what is made of the descriptions; for ``kind: debian_docs``: the packages that are read."""
 
-    origins: tuple[str, ...] = ("Debian", "Ubuntu")
-    components: tuple[str, ...] = ("main", "universe")
     task: str = "translation"
     """``translation``; ``summarization``, English descriptions to their synopses; ``language_modeling``, English."""
     min_words: int = 30  # of a description that is summarised

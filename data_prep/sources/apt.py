@@ -36,9 +36,11 @@ Dir::Cache "{folder}/cache";
 """
 
 
-def fetch_translations(
-    languages: Sequence[str], *, origins: Sequence[str], components: Sequence[str], out: Path
-) -> dict[str, Any]:
+# which archives count, by what their Release files say; universe: where Ubuntu keeps most of Debian's main
+_ORIGINS, _COMPONENTS = ("Debian", "Ubuntu"), ("main", "universe")
+
+
+def fetch_translations(languages: Sequence[str], *, out: Path) -> dict[str, Any]:
     """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line."""
     with _updated(languages) as (configuration, log):
         fields = ("LANGUAGE", "ORIGIN", "CODENAME", "COMPONENT", "FILENAME")
@@ -51,10 +53,10 @@ def fetch_translations(
         for language in languages:
             known = [target for target in targets if target[0] == language and Path(target[4]).exists()]
             # translations are optional to apt: its update succeeds without
-            chosen = [target for target in known if target[1] in origins and target[3] in components]
+            chosen = [target for target in known if target[1] in _ORIGINS and target[3] in _COMPONENTS]
             if not chosen:
                 raise UserError(
-                    f"apt brought no Translation-{language} from {' or '.join(origins)} ({', '.join(components)}); "
+                    f"apt brought no Translation-{language} from {' or '.join(_ORIGINS)} ({', '.join(_COMPONENTS)}); "
                     f"mend its sources or the network, or {_WITHOUT}. apt-get update ended with:\n{_tail(log)}"
                 )
             join_unpacked([Path(target[4]) for target in chosen], out / f"Translation-{language}")

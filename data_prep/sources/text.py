@@ -69,11 +69,6 @@ def own_files(dataset: Dataset, raw: Path | None) -> dict[str, dict[str, Path]]:
 
 def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     """The files of a folder that ``fetch`` filled."""
-    if not (raw / "manifest.json").is_file():
-        raise UserError(
-            f"{raw} is not what download writes; run python -m data_prep.download {dataset.name} --raw {raw} --out "
-            "FOLDER, and give FOLDER here"
-        )
     return [
         Piece(split, 0, side, path, path.name)
         for split, sides in own_files(dataset, raw).items()

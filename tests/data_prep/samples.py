@@ -78,7 +78,6 @@ def translations(folder: Path) -> Path:
 def text_folder(folder: Path, **counts: int) -> Path:
     """A folder with a numbered line for each of so many pairs of each split."""
     folder.mkdir()
-    (folder / "manifest.json").touch()
     for split, count in counts.items():
         for language in ("en", "de"):
             rows = "".join(f"{language} line {n} of {split} it is\n" for n in range(count))

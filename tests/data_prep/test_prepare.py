@@ -48,7 +48,6 @@ def made(folder: Path, rows: list[Row] | dict[str, list[Row]], *steps: Any, side
     for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
         for name, data in corpora.sides(f"{split}.{{}}", given, LANGUAGES[:sides]).items():
             (folder / "raw" / name).write_bytes(data)
-    (folder / "raw" / "manifest.json").touch()
     dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
     prepare(dataset, raw=folder / "raw", out=out, workers=workers)
     return out

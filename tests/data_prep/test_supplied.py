@@ -8,7 +8,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.download import download
-from data_prep.prepare import prepare
 from data_prep.sources.supplied import _LONGEST, SuppliedText
 from data_prep.text import bpe, sentencepiece
 from scripts.common.errors import UserError
@@ -114,8 +113,6 @@ def test_own_text_that_is_not_complete(tmp_path, files, named, message):
     with pytest.raises(UserError, match=message):
         download(mine, raw=raw, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match=r"is not what download writes; run .*data_prep.download own --raw"):
-        prepare(mine, raw=tmp_path, out=tmp_path / "out", workers=1)
 
 
 texts = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=8).map(str.encode)), max_size=6).map(b"\n".join)

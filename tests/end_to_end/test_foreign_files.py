@@ -37,7 +37,6 @@ GIVEN = {
     "own.yaml": f"kind: text\nsource: en\ntarget: de\nsteps: {STEPS}\n",
     "model.yaml": CONFIG,
     "lm.yaml": f"{CONFIG}score: {{metric: perplexity}}\n",
-    "text/manifest.json": "{}",
     **{f"text/train.{side}": "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in SIDES},
     **{f"prepared/{part}.{side}": f"a {part} {side}\n" for part in PARTS for side in SIDES},
     **{f"prepared/raw/test.{side}": "b\n" for side in SIDES},
