@@ -3,7 +3,7 @@
   DIR/raw        the files as fetched, each checked
   DIR/prepared   text after the dataset's steps, with counts.json (see data_prep.prepare --help)
   DIR/binarised  what fairseq-train reads, with dictionaries
-  DIR/report.md  where it comes from, what every step dropped and why, lengths, vocabulary, examples, checksums
+  DIR/report.md  where it comes from, what every step dropped and why, known counts, sizes, checksums
 
 The same command again goes on where it was interrupted, at the byte of a download or after the last complete step, and
 repeats nothing that is done. Put files that no server has any more, or that need a registration, into a folder, and
@@ -20,13 +20,12 @@ from pathlib import Path
 
 from data_prep.cli import add_options
 from data_prep.dataset import load_dataset, names
-from data_prep.report import NAME as REPORT
 from data_prep.report import write_report
-from data_prep.stages import DATASET, NAMES, make_dataset
+from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
 from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
-from scripts.common.outputs import check_writable, lock
+from scripts.pipeline.pipeline import Pipeline
 
 STAGES = (*NAMES, "report")
 
@@ -36,9 +35,7 @@ def list_datasets() -> str:
     entries = []
     for name in names():
         dataset = load_dataset(name)
-        size = sum(file.bytes or 0 for file in dataset.files.values())
-        fetched = f", {size / 1e9:.1f} GB and more to fetch" if size > 1e8 else ""
-        entries.append(f"{name}  ({' to '.join(dataset.languages)}{fetched})\n    {' '.join(dataset.about.split())}")
+        entries.append(f"{name}  ({' to '.join(dataset.languages)})\n    {' '.join(dataset.about.split())}")
     return "\n".join(entries)
 
 
@@ -59,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     dataset = load_dataset(arguments.dataset)
     out = arguments.out or CHECKOUT / "work" / dataset.name
     plan(dataset, out)  # every mistake in the YAML now, not after an hour of fetching
-    check_writable(out / REPORT)
     options = ["--workers", str(arguments.workers), *["--accept-counts"] * arguments.accept_counts]
-    stages = NAMES[: STAGES.index(arguments.last) + 1]
-    make_dataset(dataset, out, raw=arguments.raw, options=options, names=stages)
+    stages = data_stages(dataset, out, raw=arguments.raw, options=options)
+    pipeline, wanted = Pipeline({stage.name: stage for stage in stages}), NAMES[: STAGES.index(arguments.last) + 1]
+    pipeline.check_places(wanted)
+    run_data_stages(pipeline, out, wanted)
     if arguments.last == "report":
-        with lock(out / DATASET):
-            print(f"== report: {write_report(dataset, out)}", flush=True)
+        print(f"== report: {write_report(dataset, out)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ holds one member, itself: ``a.txt`` holds ``a.txt``. A member whose name ends in
 """
 
 import bz2
-import difflib
 import gzip
 import io
 import lzma
 import shutil
-import stat
 import struct
 import tarfile
 import zipfile
@@ -27,7 +25,6 @@ from scripts.common.outputs import open_own
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _TARS = {".tar": "", ".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"} | {f".tar{suffix}": suffix for suffix in OPENERS}
-_NO_FILE = "a link or a device"
 _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 
 # The standard library's errors for a file that is cut short, damaged or of another kind. gzip and bz2 raise OSError
@@ -35,8 +32,7 @@ _FETCH_AGAIN = "delete the archive, fetch it again, and run the same command"
 _FORMATS = (lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 _DAMAGE = (EOFError, OSError, RuntimeError, ValueError, *_FORMATS)
 
-# name, what it is if it is no file, and how it is opened, before the next one is asked for
-_Member = tuple[str, str | None, Callable[[], Any]]
+_Member = tuple[str, Callable[[], Any]]  # its name, and how it is opened, before the next one is asked for
 
 
 def iterate_members(
@@ -44,46 +40,32 @@ def iterate_members(
 ) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield the members whose name ``wanted`` accepts, in the archive's order, each decompressed by its own name.
 
-    Names have no leading ``./`` and ``/`` as separator. Folders are not members. What was not read of a stream is
-    skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
+    Names have no leading ``./`` and ``/`` as separator. Folders, links and devices are not members. What was not read
+    of a stream is skipped when the next member is asked for. Only a pass to the end has tested all of the archive.
 
     Raises:
-        UserError: the archive is missing, damaged or cut short; a wanted member is a link, a device or encrypted, or
-            its name leads out of the folder it would be unpacked into.
+        UserError: the archive is missing, damaged or cut short, or a wanted member is encrypted.
     """
     with closing(_members(archive, archive.name)) as members:
-        for name, other, opened in members:
-            if not wanted(name):
-                continue
-            if name.startswith("/") or ".." in name.split("/"):
-                other = "under a name that leads out of the folder"
-            if other is not None:
-                raise UserError(f"{archive}: member {name} is {other}; see who made it, and pack plain files alone")
-            with _content(archive, name, opened, _packed_suffix(name)) as stream:
-                yield name, stream
+        for name, opened in members:
+            if wanted(name):
+                with _content(archive, name, opened, _packed_suffix(name)) as stream:
+                    yield name, stream
 
 
 def named_members(archive: Path, names: Collection[str]) -> Generator[tuple[str, io.BufferedReader], None, None]:
     """Yield exactly these members, in the archive's order, in one pass that ends with the last of them."""
     missing = set(names)
-    there: list[str] = []
-
-    def wanted(name: str) -> bool:
-        there.append(name)
-        return name in missing
-
-    with closing(iterate_members(archive, wanted)) as found:
+    with closing(iterate_members(archive, missing.__contains__)) as found:
         for name, stream in found:
             missing.remove(name)
             yield name, stream
             if not missing:
                 return
     if missing:
-        near = difflib.get_close_matches(min(missing), there[:10_000], n=8, cutoff=0.0)
-        listing = "".join(f"\n  {name}" for name in near)
         raise UserError(
-            f"{archive} has no member {' and no '.join(sorted(missing))}; nearest to the first are:{listing}\n"
-            "See that the file is the one that the dataset's YAML means, or mend the name there"
+            f"{archive} has no member {' and no '.join(sorted(missing))}; see that the file is the one that the "
+            "dataset's YAML means, or mend the name there"
         )
 
 
@@ -94,27 +76,24 @@ def has_checksums(name: str) -> bool:
 
 def check_archive(archive: Path, name: str) -> None:
     """Read an archive, or a compressed file, that is to have this name, to its end, where the checksums are."""
-    for member, other, opened in _members(archive, name):
-        if other is None:
-            with _content(archive, member, opened, _packed_suffix(name) if member == name else "") as stream:
-                while stream.read(BUFFER):
-                    pass
+    for member, opened in _members(archive, name):
+        with _content(archive, member, opened, _packed_suffix(name) if member == name else "") as stream:
+            while stream.read(BUFFER):
+                pass
 
 
 def _members(archive: Path, name: str) -> Generator[_Member, None, None]:
-    """Yield all members but folders; ``name`` tells the kind of the archive."""
+    """Yield all members that are files; ``name`` tells the kind of the archive."""
     if not archive.is_file():
         raise UserError(f"{archive} is missing, or not a file; fetch it first")
     packing = next((packing for suffix, packing in _TARS.items() if name.endswith(suffix)), None)
     with damage_told(str(archive)), archive.open("rb") as file:
         if name.endswith(".zip"):
             for entry in (zipped := zipfile.ZipFile(file)).infolist():
-                kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where the zip was not made on Unix
-                inner = entry.filename.replace("\\", "/").removeprefix("./")  # as some programs on Windows write it
-                if not inner.endswith("/"):
-                    yield inner, None if kind in (0, stat.S_IFREG) else _NO_FILE, partial(zipped.open, entry)
+                if not entry.is_dir():
+                    yield entry.filename.removeprefix("./"), partial(zipped.open, entry)
         elif packing is None:
-            yield name, None, lambda: archive.open("rb")
+            yield name, lambda: archive.open("rb")
         else:
             yield from _tar_members(OPENERS[packing](file) if packing else file)
 
@@ -124,9 +103,8 @@ def _tar_members(data: Any) -> Iterator[_Member]:
     with data, tarfile.open(fileobj=data, mode="r:") as tar:  # all its seeking goes forward
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # or they pile up: there are archives of 300,000 files
-            if not info.isdir():
-                name, other = info.name.removeprefix("./"), None if info.isfile() else _NO_FILE
-                yield name, other, partial(tar.extractfile, info)
+            if info.isfile():
+                yield info.name.removeprefix("./"), partial(tar.extractfile, info)
         while data.read(BUFFER):  # to where a compressed stream has its checksum
             pass
 

@@ -12,7 +12,7 @@ from data_prep.cli import command_parser
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from scripts.common.command import run_command
-from scripts.common.files import count_lines, digest, write_json
+from scripts.common.files import digest, write_json
 from scripts.common.outputs import atomic_folder, lock
 
 
@@ -23,10 +23,8 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
     with lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
         notes = kind.fetch(dataset, raw, folder)
         if "files" not in notes:
-            notes["files"] = {}
-            for path in sorted(folder.glob("[!.]*")):
-                lines = {} if path.suffix == ".deb" else {"lines": count_lines(path)}
-                notes["files"][path.name] = {"bytes": path.stat().st_size, **lines, "sha256": digest([path])}
+            paths = sorted(folder.glob("[!.]*"))
+            notes["files"] = {path.name: {"bytes": path.stat().st_size, "sha256": digest([path])} for path in paths}
         manifest = {"dataset": dataset.name, "kind": dataset.kind, **notes}
         write_json(folder / "manifest.json", manifest)
     return manifest
@@ -34,22 +32,13 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
-    parser.add_argument(
-        "--raw",
-        metavar="DIR",
-        type=Path,
-        help="take the files from this folder instead of the network: Translation-en and Translation-de for the Debian "
-        "descriptions, plain or as .gz, .bz2 or .xz; train.en, train.de and, if you have them, valid.* and test.* for "
-        "your own text; packages (.deb) for Debian's documentation",
-    )
+    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder of files fetched by hand, or of own text")
     parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
     arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset)
     if arguments.test_only:
         dataset = dataset.only_test()
-    manifest = download(dataset, raw=arguments.raw, out=arguments.out)
-    sizes = [each["bytes"] for each in manifest["files"].values()]
-    print(f"{arguments.out}: {len(sizes)} files, {sum(sizes):,} bytes")
+    download(dataset, raw=arguments.raw, out=arguments.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from scripts.common.errors import UserError
 from scripts.common.files import digest, stands_for
 from scripts.common.outputs import in_the_making, remove, replace
 from scripts.common.process import child
-from scripts.common.terminal import StatusLine
+from scripts.common.terminal import shown
 
 ATTEMPTS = 7  # in a row that bring nothing to go on with
 STALLED = 60  # seconds without a byte, until a connection is given up
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
-_LONGEST_DELAY = 60.0
-_SECONDS_BETWEEN_UPDATES = 0.5
 # statuses of curl and of HTTP; all others will be the same in a minute
 _MAY_PASS = {5, 6, 7, 8, 18, 28, 35, 52, 55, 56, 92}  # no host, no connection, a connection that breaks or stalls
 _NOT_FROM_THERE = {31, 33, 36}  # the server cannot go on, or has a shorter file by now
@@ -51,7 +48,7 @@ def fetch(
     Args:
         name: its name, whose ending says what kind of file it is.
         file: what to fetch.
-        folder: where to; beside the file, its unfinished download (.NAME.lightconv), or one that was wrong (NAME.bad).
+        folder: where to; beside the file, its unfinished download (.NAME.lightconv).
         raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
         before: what this function returned when the file came first.
 
@@ -62,14 +59,12 @@ def fetch(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     there = raw / name if raw is not None and (raw / name).exists() else path
-    with closing(StatusLine()) as status:
-        found = _take(there, path, file, before, status) if there.exists() else _download(path, file, before, status)
+    found = _take(there, path, file, before) if there.exists() else _download(path, file, before)
     return before if before and before["sha256"] == found["sha256"] else found
 
 
-def _take(there: Path, path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
+def _take(there: Path, path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
     """Give a file that is there already, tested, the name ``path``."""
-    status.update(f"{path.name}: testing {there}")
     try:
         found = _tested(there, path, file, before)
     except _Refused as refused:
@@ -84,7 +79,7 @@ def _take(there: Path, path: Path, file: File, before: dict[str, Any] | None, st
         except OSError:  # another disk, or one that knows no links
             shutil.copyfile(there, copy)
         replace(copy, path)
-        status.line(f"{path.name}: {found['bytes']:,} bytes from {there}")
+        print(f"{path.name}: {found['bytes']:,} bytes from {there}", flush=True)
     return {"url": there.resolve().as_uri(), **found}
 
 
@@ -95,7 +90,8 @@ def _tested(there: Path, path: Path, file: File, before: dict[str, Any] | None) 
     """
     if what := stands_for(there, path.name):
         raise _Refused(f"it is {what}")
-    found = {"bytes": there.stat().st_size, "sha256": digest([there])}
+    with shown(lambda: f"{path.name}: testing {there}"):
+        found = {"bytes": there.stat().st_size, "sha256": digest([there])}
     if file.bytes not in (None, found["bytes"]):
         raise _Refused(f"it has {found['bytes']:,} bytes, {file.bytes:,} were expected")
     if file.sha256 not in (None, found["sha256"]):
@@ -115,42 +111,39 @@ def _tested(there: Path, path: Path, file: File, before: dict[str, Any] | None) 
     return found
 
 
-def _download(path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
+def _download(path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
     """Bring the file from the first mirror that has it, tested."""
     name, problems = path.name, ""
     for url in file.urls:
         try:
-            return {"url": url, **_from_mirror(url, path, file, before, status)}
+            return {"url": url, **_from_mirror(url, path, file, before)}
         except _Refused as refused:
             problems += f"\n  {url}: {refused}"
-            status.line(f"{name}: {url}: {refused}")
-    message = f"cannot fetch {name}:{problems}" if problems else f"{name} comes by hand alone."
+            print(f"{name}: {url}: {refused}", flush=True)
     source = f" from {' or '.join(file.urls)}" if file.urls else ""
     by_hand = f"\n{file.by_hand.strip()}" if file.by_hand else ""
     raise UserError(
-        f"{message}\nGet {name} yourself{source}, put it under this name into {path.parent}, and run the same command "
-        f"again.{by_hand}"
+        f"cannot fetch {name}:{problems}\nGet {name} yourself{source}, put it under this name into {path.parent}, and "
+        f"run the same command again.{by_hand}"
     )
 
 
-def _from_mirror(url: str, path: Path, file: File, before: dict[str, Any] | None, status: StatusLine) -> dict[str, Any]:
+def _from_mirror(url: str, path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
     part = in_the_making(path)
-    _bring(url, part, path.name, file, status)
-    status.update(f"{path.name}: testing it")
+    _bring(url, part, path.name, file)
     try:
         found = _tested(part, path, file, before)
-    except _Refused as wrong:
-        bad = path.with_name(f"{path.name}.bad")
-        replace(part, bad)
-        raise _Refused(f"{wrong}; it is kept as {bad}. If no mirror is right, look at it") from wrong
+    except _Refused:
+        remove(part)
+        raise
     with part.open("rb") as whole:
         os.fsync(whole.fileno())
     replace(part, path)
-    status.line(f"{path.name}: {found['bytes']:,} bytes from {url}")
+    print(f"{path.name}: {found['bytes']:,} bytes from {url}", flush=True)
     return found
 
 
-def _bring(url: str, part: Path, name: str, file: File, status: StatusLine) -> None:
+def _bring(url: str, part: Path, name: str, file: File) -> None:
     """Bring the file at ``url`` to its end, in as many attempts as it takes."""
     failures, goes_on = 0, file.published or has_checksums(name)
     while True:
@@ -158,7 +151,7 @@ def _bring(url: str, part: Path, name: str, file: File, status: StatusLine) -> N
             remove(part)
         part.touch()
         before = part.stat().st_size
-        code, reply, said = _curl(url, part, name, file.bytes, status)
+        code, reply, said = _curl(url, part, name, file.bytes)
         if code == 0 or (before and reply == "416"):  # all is here: it is tested now
             return
         if code == _CANNOT_WRITE:
@@ -172,12 +165,12 @@ def _bring(url: str, part: Path, name: str, file: File, status: StatusLine) -> N
         failures = 1 if 0 < before < size else failures + 1
         if failures >= ATTEMPTS:
             raise _Refused(f"{said}, {failures} times in a row")
-        delay = min(_LONGEST_DELAY, FIRST_DELAY * 2 ** (failures - 1))
-        status.line(f"{name}: {said}; {size:,} bytes came; next attempt in {delay:.0f} s")
+        delay = FIRST_DELAY * 2 ** (failures - 1)
+        print(f"{name}: {said}; {size:,} bytes came; next attempt in {delay:.0f} s", flush=True)
         time.sleep(delay)
 
 
-def _curl(url: str, part: Path, name: str, total: int | None, status: StatusLine) -> tuple[int, str, str]:
+def _curl(url: str, part: Path, name: str, total: int | None) -> tuple[int, str, str]:
     """Add to ``part`` what is missing; returns curl's exit status, HTTP's, and what curl says of a failure."""
     if (curl := shutil.which("curl")) is None:
         raise UserError("downloads need the program curl, which is not installed here; run: apt install curl")
@@ -187,13 +180,11 @@ def _curl(url: str, part: Path, name: str, total: int | None, status: StatusLine
     command += ["--connect-timeout", str(STALLED), "--speed-limit", "1", "--speed-time", str(STALLED)]
     command += ["--ftp-method", "nocwd", "--write-out", "%{http_code}"]
     command += ["--continue-at", "-", "--output", str(part), "--url", url]
-    with child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as process:
-        while True:
-            try:
-                reply, said = process.communicate(timeout=_SECONDS_BETWEEN_UPDATES)
-            except subprocess.TimeoutExpired:
-                of = f" of {total / 1e6:,.1f}" if total else ""
-                status.update(f"{name}: {part.stat().st_size / 1e6:,.1f}{of} MB")
-            else:
-                said = said.partition("\n")[0].removeprefix("curl: ") or f"curl ended with {process.returncode}"
-                return process.returncode, reply, said
+    of, pipe = f" of {total / 1e6:,.1f}" if total else "", subprocess.PIPE
+    with (
+        shown(lambda: f"{name}: {part.stat().st_size / 1e6:,.1f}{of} MB"),
+        child(command, stdout=pipe, stderr=pipe, text=True, errors="replace") as process,
+    ):
+        reply, said = process.communicate()
+    said = said.partition("\n")[0].removeprefix("curl: ") or f"curl ended with {process.returncode}"
+    return process.returncode, reply, said

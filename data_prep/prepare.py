@@ -30,17 +30,15 @@ from scripts.common.provenance import package_versions
 from scripts.pipeline.pipeline import fingerprint
 
 _PACKAGE = Path(__file__).parent
-_PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba", "numpy")  # what the text depends on
+_PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba")  # what the text depends on
 
 
 def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_counts: bool = False) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says."""
     check_replaceable(out)
     # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
-    # were fetched. Not the notes and NAME.bad, which other runs of download may change
-    paths = [raw / name for name in dataset.files] or sorted(raw.glob("[!.]*"))
-    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.exists()}
-    kind = kind_of(dataset)
+    # were fetched
+    files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(raw.glob("[!.]*"))}
     # Python's version without its last number: a mended Python makes the same text
     used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
     with lock(out), Pool(workers) as pool:
@@ -49,7 +47,7 @@ def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_coun
         work = work_folder(out, made_from)
         engine = Engine(dataset, work=work, pool=pool, accept_counts=accept_counts)
         report: dict[str, Any] = {}
-        engine.run(kind.read(dataset, raw, report), report)
+        engine.run(kind_of(dataset).read(dataset, raw, report), report)
         with atomic_folder(out) as folder:
             counts = engine.finish(folder, used)
         remove(work)
@@ -78,15 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     dataset = load_dataset(arguments.dataset)
     if arguments.codes:
         dataset = dataset.only_test(arguments.codes)
-    counts = prepare(
+    prepare(
         dataset,
         raw=arguments.raw,
         out=arguments.out,
         workers=arguments.workers,
         accept_counts=arguments.accept_counts,
     )
-    sizes = {name.partition(".")[0]: each["lines"] for name, each in counts["files"].items()}
-    print(f"{arguments.out}: " + ", ".join(f"{split} {lines:,}" for split, lines in sizes.items()) + " lines")
 
 
 if __name__ == "__main__":

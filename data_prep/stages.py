@@ -13,38 +13,28 @@ from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint, fingerprint_
 
 DATASET = "dataset"  # the name of its lock
 NAMES = ("download", "prepare", "binarise")
-_FETCHED = ("kind", "source", "target", "debian", "files")
-"""The keys of a dataset that decide what is downloaded."""
 
 
 def data_stages(dataset: Dataset, root: Path, *, raw: Path | None = None, options: Sequence[str] = ()) -> list[Stage]:
     """Return the stages that fill ``root``/{raw,prepared,binarised}.
 
-    Args:
-        dataset: from its YAML file.
-        root: the dataset's folder.
-        raw: the folder of files given by hand.
-        options: of prepare and binarise; they change nothing about the results.
+    ``raw`` is the folder of files given by hand; ``options`` of prepare and binarise change nothing about the results.
     """
     name = dataset.name if dataset.file.parent == FOLDER else str(dataset.file)
     facts = dataset.facts()
     binarise = facts.pop("binarise")
-    folders = {stage: root / folder for stage, folder in zip(NAMES, ("raw", "prepared", "binarised"), strict=True)}
+    fetched, prepared, binarised = (root / folder for folder in ("raw", "prepared", "binarised"))
 
-    def stage(key: str, inputs: dict[str, Any], *arguments: object, replaces: bool = True, **more: Any) -> Stage:
-        command = ["-m", f"data_prep.{key}", name, *map(str, arguments), "--out", str(folders[key])]
-        return Stage(key, folders[key], inputs, [command], replaces=replaces, **more)
+    def stage(key: str, out: Path, inputs: dict[str, Any], *arguments: object, **more: Any) -> Stage:
+        command = ["-m", f"data_prep.{key}", name, *map(str, arguments), "--out", str(out)]
+        return Stage(key, out, inputs, [command], **{"replaces": True, **more})
 
-    fetched = {key: facts[key] for key in _FETCHED}
-    given = functools.cache(lambda: _given(dataset, raw))
-    given_by_hand = ["--raw", raw] if raw else []
-    resumes = kind_of(dataset).resumes
-    # not the notes on the way and NAME.bad, which people may delete
-    key_files = (*dataset.files, "manifest.json") if resumes else None
+    decisive = {key: facts[key] for key in ("kind", "source", "target", "debian", "files")}
+    how = {"given": functools.cache(lambda: _given(dataset, raw)), "replaces": not kind_of(dataset).resumes}
     return [
-        stage("download", fetched, *given_by_hand, replaces=not resumes, key_files=key_files, given=given),
-        stage("prepare", facts, "--raw", folders["download"], *options, before=("download",)),
-        stage("binarise", binarise, "--prepared", folders["prepare"], *options, before=("prepare",)),
+        stage("download", fetched, decisive, *(["--raw", raw] if raw else []), **how),
+        stage("prepare", prepared, facts, "--raw", fetched, *options, before=("download",)),
+        stage("binarise", binarised, binarise, "--prepared", prepared, *options, before=("prepare",)),
     ]
 
 
@@ -55,23 +45,6 @@ def _given(dataset: Dataset, raw: Path | None) -> str | None:
     paths = [dataset.file.parent / path for path in dataset.text.values()]
     there = paths and all(path.is_file() for path in paths)
     return fingerprint([digest([path]) for path in paths]) if there else None
-
-
-def make_dataset(
-    dataset: Dataset,
-    root: Path,
-    *,
-    raw: Path | None = None,
-    options: Sequence[str] = (),
-    names: Sequence[str] = NAMES,
-) -> None:
-    """Download, prepare and binarise a dataset in this process: those of the stages ``names`` that are not done.
-
-    The arguments are those of ``data_stages``.
-    """
-    pipeline = Pipeline({stage.name: stage for stage in data_stages(dataset, root, raw=raw, options=options)})
-    pipeline.check_places(names)
-    run_data_stages(pipeline, root, names)
 
 
 def run_data_stages(pipeline: Pipeline, root: Path, keys: Sequence[str]) -> None:

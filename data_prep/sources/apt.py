@@ -36,9 +36,11 @@ Dir::Cache "{folder}/cache";
 """
 
 
-def fetch_translations(
-    languages: Sequence[str], *, origins: Sequence[str], components: Sequence[str], out: Path
-) -> dict[str, Any]:
+# which archives count, by what their Release files say; universe: where Ubuntu keeps most of Debian's main
+_ORIGINS, _COMPONENTS = ("Debian", "Ubuntu"), ("main", "universe")
+
+
+def fetch_translations(languages: Sequence[str], *, out: Path) -> dict[str, Any]:
     """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line."""
     with _updated(languages) as (configuration, log):
         fields = ("LANGUAGE", "ORIGIN", "CODENAME", "COMPONENT", "FILENAME")
@@ -49,15 +51,13 @@ def fetch_translations(
         targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
         notes: dict[str, Any] = {}
         for language in languages:
-            known = [target for target in targets if target[0] == language]
+            known = [target for target in targets if target[0] == language and Path(target[4]).exists()]
             # translations are optional to apt: its update succeeds without
-            chosen = [t for t in known if t[1] in origins and t[3] in components and Path(t[4]).exists()]
+            chosen = [target for target in known if target[1] in _ORIGINS and target[3] in _COMPONENTS]
             if not chosen:
-                offered = ", ".join(sorted({" ".join(target[1:4]) for target in known})) or "none"
                 raise UserError(
-                    f"apt brought no Translation-{language} from {' or '.join(origins)} ({', '.join(components)}); "
-                    f"this machine's sources offer {offered}. Mend the sources or the network, or {_WITHOUT}. "
-                    f"apt-get update ended with:\n{_tail(log)}"
+                    f"apt brought no Translation-{language} from {' or '.join(_ORIGINS)} ({', '.join(_COMPONENTS)}); "
+                    f"mend its sources or the network, or {_WITHOUT}. apt-get update ended with:\n{_tail(log)}"
                 )
             join_unpacked([Path(target[4]) for target in chosen], out / f"Translation-{language}")
             notes[language] = [" ".join(target[1:4]) for target in chosen]

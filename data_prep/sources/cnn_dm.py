@@ -7,18 +7,15 @@ The archives' files are keyed by the SHA-1 of the story's address:
                                   data/{cnn,dailymail}/wayback_{training,validation,test}_urls.txt
     all_{train,val,test}.txt      addresses, both collections together: the split of the text as written
 
-Archives hold their files in no useful order, and a gigabyte of them is too many small files for most disks: they go
-through one SQLite file beside the archives, which vanishes with the process. Memory holds the lists of addresses only.
+Archives hold their files in no useful order: all are kept compressed in memory, some 1.6 GB.
 """
 
 import hashlib
 import re
-import sqlite3
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,43 +54,39 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
         UserError: an archive cannot be read, lists are missing, the offsets do not fit the stories, or too many stories
             are unusable.
     """
-    with _store(raw) as store:
-        for name in dataset.files:
-            store.add(raw / name)
-        wanted = [(corpus, part) for part in _SPLITS for corpus in CORPORA]
-        missing = [f"{corpus}/wayback_{part}_urls.txt" for corpus, part in wanted if (corpus, part) not in store.lists]
-        if missing:
-            raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
-        units = {}
-        for corpus in CORPORA:
-            units[corpus], report[f"{corpus}: offsets"] = _unit(store, corpus)
+    store = _Store()
+    for name in dataset.files:
+        store.add(raw / name)
+    wanted = [(corpus, part) for part in _SPLITS for corpus in CORPORA]
+    missing = [f"{corpus}/wayback_{part}_urls.txt" for corpus, part in wanted if (corpus, part) not in store.lists]
+    if missing:
+        raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
+    units = {}
+    for corpus in CORPORA:
+        units[corpus], report[f"{corpus}: offsets"] = _unit(store, corpus)
 
-        def pair(corpus: str, key: str) -> Pair:
-            story, tokens, entities = (store.text(corpus, kind, key) for kind in ("stories", "tokens", "entities"))
-            spans = parse_tokens(tokens)
-            return anonymised_pair(story, spans, parse_entities(entities), unit=units[corpus], report=store.counts)
+    def pair(corpus: str, key: str) -> Pair:
+        story, tokens, entities = (store.text(corpus, kind, key) for kind in ("stories", "tokens", "entities"))
+        spans = parse_tokens(tokens)
+        return anonymised_pair(story, spans, parse_entities(entities), unit=units[corpus], report=store.counts)
 
-        listed = [(_SPLITS[part], corpus, key) for corpus, part in wanted for key in store.lists[corpus, part]]
-        yield from _usable(store, listed, pair)
-        report["stories"] = dict(store.counts)
+    listed = [(_SPLITS[part], corpus, key) for corpus, part in wanted for key in store.lists[corpus, part]]
+    yield from _usable(store, listed, pair)
+    report["stories"] = dict(store.counts)
 
 
 def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
     """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives."""
-    with _store(raw) as store:
-        for name in dataset.files:
-            if name not in _PLAIN_LISTS.values():
-                store.add(raw / name)
-        listed = []
-        for split, name in _PLAIN_LISTS.items():
-            try:
-                addresses = (raw / name).read_bytes()
-            except OSError as error:
-                raise UserError(f"cannot read {raw / name}: {error.strerror}; fetch the lists again") from error
-            for key in _keys(addresses):
-                listed.append((split, "dailymail" if store.data("cnn", "stories", key) is None else "cnn", key))
-        yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)))
-        report["stories"] = dict(store.counts)
+    store = _Store()
+    for name in dataset.files:
+        if name not in _PLAIN_LISTS.values():
+            store.add(raw / name)
+    listed = []
+    for split, name in _PLAIN_LISTS.items():
+        for key in _keys((raw / name).read_bytes()):
+            listed.append((split, "cnn" if ("cnn", "stories", key) in store.files else "dailymail", key))
+    yield from _usable(store, listed, lambda corpus, key: plain_pair(store.text(corpus, "stories", key)))
+    report["stories"] = dict(store.counts)
 
 
 def _usable(
@@ -150,24 +143,11 @@ def _keys(addresses: bytes) -> list[str]:
     ]
 
 
-@contextmanager
-def _store(folder: Path) -> Iterator["_Store"]:
-    """A store in ``folder``, in a file that has no name any more: nothing is left of it whatever ends this process."""
-    with tempfile.TemporaryDirectory(prefix=".stories-", dir=folder) as temporary:
-        database = sqlite3.connect(Path(temporary) / "files.sqlite")
-        store = _Store(database)
-    with closing(database):
-        yield store
-
-
 class _Store:
-    """The archives' small files by corpus, kind and key."""
+    """The archives' small files."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        database.execute("PRAGMA journal_mode = OFF")  # a run that is cut short starts anew
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute("CREATE TABLE files (name TEXT PRIMARY KEY, data BLOB)")
-        self._database = database
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, str, str], bytes] = {}  # compressed, by corpus, kind and key
         self.lists: dict[tuple[str, str], list[str]] = {}  # the keys of each collection's part of the split
         self.counts: Counter[str] = Counter()  # for the report
 
@@ -180,18 +160,11 @@ class _Store:
                 if listed:
                     self.lists[corpus, listed] = _keys(stream.read())
                     continue
-                row = (f"{corpus}/{kind}/{key}", zlib.compress(stream.read(), 1))
-                self._database.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", row)
+                self.files.setdefault((corpus, kind, key), zlib.compress(stream.read(), 1))
                 found += 1
                 status.update(f"{archive.name}: {found:,} files")
         if not found:
             raise UserError(f"{archive} holds no story and no offsets of CNN or the Daily Mail; fetch it again")
-
-    def data(self, corpus: str, kind: str, key: str) -> bytes | None:
-        """The compressed content of a file; None: there is none."""
-        query = "SELECT data FROM files WHERE name = ?"
-        row = self._database.execute(query, (f"{corpus}/{kind}/{key}",)).fetchone()
-        return None if row is None else row[0]
 
     def text(self, corpus: str, kind: str, key: str) -> str:
         """The text of a file.
@@ -199,7 +172,7 @@ class _Store:
         Raises:
             Unusable: there is none, or it is not UTF-8.
         """
-        if (data := self.data(corpus, kind, key)) is None:
+        if (data := self.files.get((corpus, kind, key))) is None:
             raise Unusable("listed, but not in the archive" if kind == "stories" else f"no file of {kind}")
         try:
             return zlib.decompress(data).decode("utf-8")

@@ -22,9 +22,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
     """Write ``Translation-<language>`` for the languages needed, several sources parted by an empty line."""
     languages = _languages(dataset)
     if raw is None:
-        return apt.fetch_translations(
-            languages, origins=dataset.debian.origins, components=dataset.debian.components, out=out
-        )
+        return apt.fetch_translations(languages, out=out)
     for language in languages:
         join_unpacked([_find(raw, language)], out / f"Translation-{language}")
     return {}

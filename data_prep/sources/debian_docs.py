@@ -10,7 +10,7 @@ import lzma
 import re
 import tarfile
 import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,8 +38,6 @@ _KINDS = {
 _MANUAL = ("manual pages", man)
 _DOCUMENT = re.compile(rf"usr/share/(?:man/.*\.\d\w*\.gz|.*\.(?:{'|'.join(_KINDS)})(?:\.gz)?)")
 _CATALOGUE = re.compile(r"usr/share/locale(?:-langpack)?/([^/]+)/LC_MESSAGES/.*\.mo")
-_COPYRIGHT = re.compile(r"usr/share/doc/[^/]+/copyright")
-_LICENCE = re.compile(rb"^License:[ \t]*(\S.*)|/common-licenses/([\w.+-]*\w)", re.MULTILINE)
 _ENGLISH = re.compile(r"[/._-]en(?:[_-]us)?(?=[/._-])|/c(?=/)")
 _DAMAGED = (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
@@ -61,16 +59,11 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
     """Return the pairs of all packages, split by source package."""
     counts: Counter[str] = Counter()
-    licences: dict[str, set[str]] = defaultdict(set)
     options, language = dataset.debian, dataset.languages[1]
-    pairs = _clean(_pairs(raw, language, counts, licences), language, counts)
+    pairs = _clean(_pairs(raw, language, counts), language, counts)
     percents = {"valid_percent": options.valid_percent, "test_percent": options.test_percent}
     yield from split_by_source(pairs, **percents, report=counts)
     report["read"] = dict(sorted(counts.items()))
-    report["licences, as each source names them"] = {
-        source: f"({', '.join(sorted(named)) or 'no name; see its copyright file'})"
-        for source, named in sorted(licences.items())
-    }
 
 
 def _clean(rows: Iterator[Row], language: str, counts: Counter[str]) -> Iterator[Row]:
@@ -82,7 +75,7 @@ def _clean(rows: Iterator[Row], language: str, counts: Counter[str]) -> Iterator
                 counts[f"lines dropped: {reason}"] += 1
 
 
-def _pairs(raw: Path, language: str, counts: Counter[str], licences: dict[str, set[str]]) -> Iterator[Row]:
+def _pairs(raw: Path, language: str, counts: Counter[str]) -> Iterator[Row]:
     """Blocks of documents, then messages: of near-duplicates the first stays."""
     country = "(?:[_-]cn)" if language == "zh_CN" else f"(?:[_-]{language})?"
     tag = re.compile(rf"[/._-]{language[:2]}{country}(?=[/._-])")
@@ -97,9 +90,6 @@ def _pairs(raw: Path, language: str, counts: Counter[str], licences: dict[str, s
             lower = name.lower()
             if name == "control":
                 source = _source(data)
-                licences[source] |= set()
-            elif _COPYRIGHT.fullmatch(name):
-                licences[source] |= {(a or b).decode(errors="replace").strip() for a, b in _LICENCE.findall(data)}
             elif (found := _CATALOGUE.fullmatch(name)) is not None:
                 if found[1] == language:
                     catalogues.append((source, data))

@@ -56,11 +56,8 @@ def own_files(dataset: Dataset, raw: Path | None) -> dict[str, dict[str, Path]]:
         if split == "train" or not given.keys().isdisjoint(sides.values())
     }
     if missing := [path for sides in found.values() for path in sides.values() if not path.is_file()]:
-        near = ", ".join(sorted(path.name for path in missing[0].parent.glob(f"{missing[0].name}*")))
-        raise UserError(
-            f"there is no {' and no '.join(map(str, missing))}{f' (but {near})' if near else ''}; give both sides, as "
-            "plain text under these names"
-        )
+        absent = " and no ".join(map(str, missing))
+        raise UserError(f"there is no {absent}; give both sides, as plain text under these names")
     if len(found) == 2:
         absent = next(split for split in SPLITS if split not in found)
         raise UserError(
@@ -72,11 +69,6 @@ def own_files(dataset: Dataset, raw: Path | None) -> dict[str, dict[str, Path]]:
 
 def pieces(dataset: Dataset, raw: Path, _report: dict[str, Any]) -> list[Piece]:
     """The files of a folder that ``fetch`` filled."""
-    if not (raw / "manifest.json").is_file():
-        raise UserError(
-            f"{raw} is not what download writes; run python -m data_prep.download {dataset.name} --raw {raw} --out "
-            "FOLDER, and give FOLDER here"
-        )
     return [
         Piece(split, 0, side, path, path.name)
         for split, sides in own_files(dataset, raw).items()

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -66,14 +66,10 @@ class Pool:
     def __enter__(self) -> "Pool":
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._status.close()
-        if self._executor is None:
-            return
-        if kind is not None:  # nobody waits for what will be thrown away
-            for process in multiprocessing.active_children():
-                process.kill()
-        self._executor.shutdown(cancel_futures=True)
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -130,18 +126,13 @@ class Context:
         self._stack = stack
         self._open: dict[str, list[IO[bytes]]] = {}
 
-    def sync(self) -> None:
-        """Have all that is written on the disk."""
-        for file in chain.from_iterable(self._open.values()):
-            sync(file)
-
     def write(self, split: str, block: Sequence[bytes] = (), lines: int = 0) -> None:
         """Append so many lines of each language to a split; none, to have it though it may stay empty."""
         if split not in self._open:
             names = [f"{split}.{language}" for language in self.languages]
             self.files |= {name: [f"{self.folder}/{name}"] for name in names}
             paths = [self.work / self.folder / name for name in names]
-            self._open[split] = [self._stack.enter_context(open_own(path, "wb")) for path in paths]
+            self._open[split] = [self._stack.enter_context(open_synced(path)) for path in paths]
         for file, part in zip(self._open[split], block, strict=bool(block)):
             file.write(part)
         self.lines[split] = self.lines.get(split, 0) + lines
@@ -181,10 +172,13 @@ WholeStep = Callable[[Context, Step], Log]
 """A step that sees the whole corpus: it takes the pass and itself, writes what changes, and returns its log."""
 
 
-def sync(file: IO[bytes]) -> None:
-    """Have what is written to a file on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
+@contextmanager
+def open_synced(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of a pass for writing; at the end of the block it is on the disk."""
+    with open_own(path, "wb") as f:
+        yield f
+        f.flush()
+        os.fsync(f.fileno())
 
 
 def columns_of(block: Block) -> list[list[bytes]]:

@@ -28,8 +28,6 @@ from scripts.common.files import copy_file, count_lines, digest, read_json, writ
 from scripts.common.outputs import open_own, remove
 from scripts.common.terminal import clock
 
-MANY = 0.1  # a step that drops more than this share of a split's lines says so
-
 
 class Engine:
     """One run of one dataset in one work folder, whose lock the caller holds."""
@@ -82,10 +80,7 @@ class Engine:
                 log = STEPS[step.name].build(None, step.parameters)(context, step)
             else:
                 log = _run_lines(context, each.steps)
-            context.sync()
         text = Text(before.lines | context.lines, before.files | context.files, log, dict(found))
-        for entry in log:
-            self._say_many_dropped(entry)
         if empty := [split for split in text.lines if split in SPLITS and not text.lines[split]]:
             reasons = sum((Counter(entry.get("dropped", {})) for entry in log), Counter[str]())
             raise UserError(
@@ -93,15 +88,6 @@ class Engine:
                 "raw text and at the steps in the dataset's YAML, or give more text"
             )
         return text
-
-    def _say_many_dropped(self, entry: dict[str, Any]) -> None:
-        dropped = entry.get("dropped", {})
-        gone = sum(dropped.values())
-        if gone > MANY * entry.get("in", 0):
-            self._pool.say(
-                f"note: {entry['step']} dropped {gone:,} of {entry['in']:,} lines of {entry['split']} "
-                f"({gone / entry['in']:.0%}): {_in_words(dropped)}"
-            )
 
     def _check(self, steps: set[str]) -> None:
         """Compare with what the dataset expects after these steps."""

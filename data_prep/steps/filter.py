@@ -2,14 +2,11 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from itertools import count
 
-import numpy as np
-
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.corpus import Block, Context, Log, WholeStep, columns_of
+from data_prep.steps.corpus import Context, Log, WholeStep, columns_of
 from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 from scripts.common.errors import UserError
@@ -17,9 +14,6 @@ from scripts.common.outputs import open_own
 
 RAW = "raw"
 RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
-_PARTS = 16  # of the hashes
-
-_FEW = 200  # lines of a test set: of fewer, BLEU differs by points between samples of one text
 
 
 def hold_out(*, into: str, every: int) -> WholeStep:
@@ -27,8 +21,6 @@ def hold_out(*, into: str, every: int) -> WholeStep:
 
     As awk's ``NR % every == 0`` does in the published scripts.
     """
-    if every < 2:
-        raise UserError(f"hold_out: every: got {every}, expected a number above 1")
 
     def run(context: Context, step: Step) -> Log:
         (split,) = step.splits
@@ -52,11 +44,6 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeSte
     sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes for each
     line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
     """
-    if not (min(valid_percent, test_percent) > 0 and valid_percent + test_percent < 100):
-        raise UserError(
-            f"split_by_hash: valid_percent and test_percent: got {valid_percent} and {test_percent}, expected numbers "
-            "above 0 whose sum is below 100"
-        )
     split_by = partial(split_of, valid_percent=valid_percent, test_percent=test_percent)
 
     def run(context: Context, step: Step) -> Log:
@@ -85,11 +72,6 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeSte
             context.write(split)
         context.route("train", step.name, choose)
         moved = dict(context.lines)
-        if min(moved["valid"], moved["test"]) < _FEW:
-            context.pool.say(
-                f"note: {moved['valid']:,} lines validate and {moved['test']:,} test: too few to tell two models apart "
-                f"({_FEW} or more do); give sets of your own, or raise valid_percent and test_percent"
-            )
         entry = {"step": step.name, "split": "train", "in": context.text.lines["train"], "out": sum(moved.values())}
         return [{**entry, "dropped": dict(sorted(dropped.items(), reverse=True)), "moved": moved}]
 
@@ -103,35 +85,21 @@ def deduplicate(context: Context, step: Step) -> Log:
     """
     log = []
     for split in step.splits or tuple(context.text.lines):
-        lines, what = context.text.lines[split], f"{step.name} {split}"
-        stays = iter(_first_of_equals(context, split, what).tolist())
+        seen: set[bytes] = set()
 
-        def choose(columns: list[list[bytes]], split: str = split, stays: Iterator[bool] = stays) -> list[str | None]:
-            return [split if next(stays) else None for _ in columns[0]]
+        def choose(columns: list[list[bytes]], split: str = split, seen: set[bytes] = seen) -> list[str | None]:
+            chosen: list[str | None] = []
+            for row in zip(*columns, strict=True):
+                before = len(seen)
+                seen.add(_key(b"\n".join(row)))
+                chosen.append(split if len(seen) > before else None)
+            return chosen
 
-        context.route(split, what, choose)
-        gone = lines - context.lines[split]
-        entry = {"step": step.name, "split": split, "in": lines, "out": context.lines[split]}
-        log.append({**entry, "dropped": {"duplicate": gone} if gone else {}})
+        context.route(split, f"{step.name} {split}", choose)
+        lines, left = context.text.lines[split], context.lines[split]
+        dropped = {"duplicate": lines - left} if left < lines else {}
+        log.append({"step": step.name, "split": split, "in": lines, "out": left, "dropped": dropped})
     return log
-
-
-def _first_of_equals(context: Context, split: str, what: str) -> np.ndarray:
-    """For each line of a split True, unless it occurred before."""
-    hashes, done = np.empty(context.text.lines[split], "S16"), 0
-    for found in context.pool.map(_hashes, context.blocks(split, f"{what}: hashing"), what=what):
-        here = np.frombuffer(found, "S16")
-        hashes[done : done + len(here)] = here
-        done += len(here)
-    first = np.zeros(len(hashes), np.bool_)
-    for part in range(_PARTS):  # sorted one after the other, to take less memory
-        places = np.flatnonzero(hashes.view(np.uint8)[::16] % _PARTS == part)
-        first[places[np.unique(hashes[places], return_index=True)[1]]] = True
-    return first
-
-
-def _hashes(block: Block) -> bytes:
-    return b"".join(_key(b"\n".join(row)) for row in zip(*columns_of(block), strict=True))
 
 
 def _key(data: bytes) -> bytes:

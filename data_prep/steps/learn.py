@@ -8,7 +8,6 @@ from pathlib import Path
 from data_prep.dataset import Step
 from data_prep.steps.corpus import Block, Context, Log, WholeStep, columns_of
 from data_prep.text import bpe, sentencepiece
-from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file
 
 APPLY_BPE, APPLY_SENTENCEPIECE = "apply_bpe", "apply_sentencepiece"
@@ -26,16 +25,14 @@ def learn_bpe(
     What one of ``glossaries``, regular expressions, matches stays whole. ``engine`` is what applies the merges. The
     words of train are counted on all cores; learning holds every word type in memory.
     """
-    if merges < 1:
-        raise UserError(f"bpe: merges: got {merges}, expected a number above 0")
     bpe.check_engine(engine)
 
     def learn(context: Context, languages: Sequence[str]) -> bytes:
         words: Counter[bytes] = Counter()
         for language in languages:
-            what, name = f"counting words of {language}", f"train.{language}"
+            what = f"counting words of {language}"
             blocks = context.blocks("train", what, languages=(language,), lines=_COUNTED)
-            for found in context.pool.map(partial(count_words, name=name), blocks, what=what):
+            for found in context.pool.map(count_words, blocks, what=what):
                 words.update(found)
         context.pool.say(f"learning {merges:,} BPE merges from {len(words):,} word types of {', '.join(languages)}")
         counts = ((word.decode(), count) for word, count in words.items())
@@ -44,16 +41,9 @@ def learn_bpe(
     return partial(_learn, joint=joint, learn=learn, found=lambda codes: {"merges": bpe.count_merges(codes.decode())})
 
 
-def count_words(block: Block, *, name: str) -> Counter[bytes]:
-    """The words of some lines of the file ``name``."""
-    (lines,) = block
-    if b"\r" in lines:  # fairseq would break it, and subword-nmt take the word without it for another
-        line = next(line for line in lines.split(b"\n") if b"\r" in line)
-        raise UserError(
-            f"bpe: {name}: a carriage return within a line, {line[:80]!r}: put the step normalise_space before bpe in "
-            "the dataset's YAML"
-        )
-    counts = Counter(lines.replace(b"\n", b" ").split(b" "))
+def count_words(block: Block) -> Counter[bytes]:
+    """The words of some lines of one language."""
+    counts = Counter(block[0].replace(b"\n", b" ").split(b" "))
     del counts[b""]
     return counts
 
@@ -63,8 +53,6 @@ def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) 
 
     With ``fewer``, a small text that has no room for so many gets as many as it has room for.
     """
-    if units < 1:
-        raise UserError(f"sentencepiece: units: got {units}, expected a number above 0")
     sentencepiece.package()
 
     def learn(context: Context, languages: Sequence[str]) -> bytes:

@@ -4,7 +4,6 @@ There is one pass over each archive, and nothing is unpacked to disk. Sources fo
 whatever the order in the archives: each has files of its own.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,10 +14,9 @@ from pathlib import Path
 
 from data_prep.archives import named_members
 from data_prep.dataset import SPLITS
-from data_prep.steps.corpus import CHUNK, Context, sync
+from data_prep.steps.corpus import CHUNK, Context, open_synced
 from data_prep.text.readers import READERS
 from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """Text that a kind of its own makes: the split, and a line a language."""
@@ -35,7 +33,6 @@ class Piece:
     member: str
     reader: str = "plain"
     invalid: str = "error"
-    md5: str | None = None
 
     @property
     def name(self) -> str:
@@ -52,8 +49,8 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
     """Write the lines of all pieces.
 
     Raises:
-        UserError: an archive is damaged or lacks a member, a member has another checksum or bytes that are not UTF-8,
-            or the sides of a source have unequal numbers of lines.
+        UserError: an archive is damaged or lacks a member, a member has bytes that are not UTF-8, or the sides of a
+            source have unequal numbers of lines.
     """
     by_archive: dict[Path, dict[str, Piece]] = defaultdict(dict)
     for piece in pieces:
@@ -81,12 +78,10 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
 
 def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Callable[[int], None]) -> int:
     """Write the lines of a piece to its file; returns how many."""
-    count, md5 = 0, hashlib.md5(usedforsecurity=False)
+    count = 0
 
     def read() -> Iterator[str]:
         for number, line in enumerate(stream, 1):
-            if piece.md5 is not None:
-                md5.update(line)
             try:
                 text = line.decode(errors="replace" if piece.invalid == "replace" else "strict")
             except UnicodeDecodeError as error:
@@ -97,16 +92,11 @@ def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Cal
             yield text.removesuffix("\n")
 
     lines = read() if piece.reader == "plain" else READERS[piece.reader](read())
-    with open_own(context.work / context.folder / piece.file, "wb") as f:
+    with open_synced(context.work / context.folder / piece.file) as f:
         while chunk := list(islice(lines, CHUNK)):
             f.write("".join(f"{line}\n" for line in chunk).encode())
             count += len(chunk)
             progress(len(chunk))
-        sync(f)
-    if piece.md5 is not None and md5.hexdigest() != piece.md5:
-        raise UserError(
-            f"{piece.name}: got MD5 {md5.hexdigest()}, expected {piece.md5}; delete {piece.archive} and fetch it again"
-        )
     return count
 
 

@@ -1,4 +1,4 @@
-"""Small corpora in the archives of the real ones: their names, members, nesting, compression, tags and broken lines.
+"""Small corpora in archives as datasets/*.yaml name them: members, nesting, compression, tags and broken lines.
 
 Every pair carries a number of its own on both sides, so that sides that drift apart, lines that are lost and lines that
 change places all show. Pairs whose number is below 50,000 survive cleaning; the others must not.
@@ -9,10 +9,12 @@ import functools
 import gzip
 import hashlib
 import io
+import itertools
 import lzma
 import re
 import tarfile
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import yaml
 
 from data_prep.dataset import FOLDER
 
-Pair = tuple[str, str]
+Row = tuple[str, ...]  # a line a language
 
 _WORDS: dict[str, Sequence[str]] = {
     language: line.split() if language != "zh" else line
@@ -32,7 +34,6 @@ _WORDS: dict[str, Sequence[str]] = {
     }.items()
 }
 BAD = 50_000
-_FIRST = 10_000
 
 
 def sentence(language: str, number: int) -> str:
@@ -45,23 +46,28 @@ def sentence(language: str, number: int) -> str:
     return f"{' '.join(chosen).capitalize()}, N. {number} {words[number % 3]}."
 
 
-def pairs(languages: Sequence[str], count: int, start: int) -> list[Pair]:
-    """Good pairs with the numbers from ``start`` on."""
-    left, right = languages
-    return [(sentence(left, number), sentence(right, number)) for number in range(start, start + count)]
+def pairs(languages: Sequence[str], count: int, start: int) -> list[Row]:
+    """Good rows with the numbers from ``start`` on."""
+    return [tuple(sentence(language, number) for language in languages) for number in range(start, start + count)]
 
 
-def broken(languages: Sequence[str], start: int) -> list[Pair]:
+def broken(languages: Sequence[str]) -> list[Row]:
     """Pairs that every recipe must drop: an empty side, far too long, far too uneven."""
     left, right = languages
-    numbers = range(BAD + start, BAD + start + 4)
-    long = {language: " ".join(f"{sentence(language, n)} x" for n in [numbers[2]] * 90) for language in languages}
+    numbers = range(BAD, BAD + 4)
+    long = [" ".join(f"{sentence(language, n)} x" for n in [numbers[2]] * 90) for language in languages]
     return [
         ("", sentence(right, numbers[0])),
         (sentence(left, numbers[1]), "  "),
-        (long[left], long[right]),
+        tuple(long),
         (f"{numbers[3]}.", " ".join(["x"] * 40 + [str(numbers[3])])),
     ]
+
+
+WRONG_SCRIPTS = [
+    ("no Chinese at all 60001", "only English 60001"),
+    (sentence("zh", 60002), f"{sentence('zh', 60002)} English"),
+]
 
 
 def numbers(lines: Iterable[str]) -> list[int]:
@@ -69,25 +75,24 @@ def numbers(lines: Iterable[str]) -> list[int]:
     return [int(re.findall(r"\d{5,}", line.replace("@@ ", ""))[0]) for line in lines]
 
 
-def text(rows: Sequence[Pair], side: int, *, end: str = "\n", last: bool = True) -> bytes:
-    """One side of pairs as a file."""
-    joined = end.join(row[side] for row in rows)
-    return (joined + (end if last else "")).encode()
+def text(rows: Sequence[Row], side: int, end: str = "\n") -> bytes:
+    """One side of rows as a file; that of the second has no line end at its own."""
+    return (end.join(row[side] for row in rows) + (end if side == 0 else "")).encode()
 
 
-def sgm(rows: Sequence[Pair], side: int, kind: str, language: str) -> bytes:
+def sgm(rows: Sequence[Row], side: int, end: str) -> bytes:
     """One side as NIST's tagged files: several segments a document, attributes, the ampersand escaped, odd spaces."""
     texts = [row[side].replace("&", "&amp;") for row in rows]
-    lines = [f'<{kind} setid="newstest" srclang="any" trglang="{language}">']
+    lines = ['<refset setid="newstest" srclang="any" trglang="en">']
     for document in range(0, len(rows), 3):
         lines += [f'<doc sysid="ref" docid="d{document}" genre="news" origlang="en">', "<hl>"]
         lines += [f'<seg id="1">{texts[document]}</seg>', "</hl>", "<p>"]
         lines += [f'<seg id="{n}"> {each}\xa0 </seg>' for n, each in enumerate(texts[document + 1 :][:2], 2)]
         lines += ["</p>", "</doc>"]
-    return "\n".join([*lines, f"</{kind}>", ""]).encode()
+    return end.join([*lines, "</refset>", ""]).encode()
 
 
-def iwslt_tags(rows: Sequence[Pair], side: int) -> bytes:
+def iwslt_tags(rows: Sequence[Row], side: int, end: str) -> bytes:
     """One side as IWSLT's train.tags: talks with tags on lines of their own, title and description as text."""
     lines = []
     for talk in range(0, len(rows), 10):
@@ -95,17 +100,18 @@ def iwslt_tags(rows: Sequence[Pair], side: int) -> bytes:
         lines += [f"<talkid>{talk}</talkid>"]
         lines += [f"<title>{rows[talk][side]}</title>", f"<description>{rows[talk + 1][side]}</description>"]
         lines += [f" {row[side]} " for row in rows[talk + 2 : talk + 10]]
-    return "\n".join([*lines, ""]).encode()
+    return end.join([*lines, ""]).encode()
 
 
-def iwslt_xml(rows: Sequence[Pair], side: int, language: str) -> bytes:
+def iwslt_xml(rows: Sequence[Row], side: int, end: str) -> bytes:
     """One side as IWSLT's test files."""
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>", f'<srcset setid="x" srclang="{language}">']
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>", '<srcset setid="x" srclang="any">']
     lines += ['<doc docid="1" genre="lectures">', "<url>http://x</url>", "<title>not a segment</title>"]
     lines += [f'<seg id="{n}"> {row[side]} </seg>' for n, row in enumerate(rows, 1)]
-    return "\n".join([*lines, "</doc>", "</srcset>", "</mteval>", ""]).encode()
+    return end.join([*lines, "</doc>", "</srcset>", "</mteval>", ""]).encode()
 
 
+FORMATS = {"plain": text, "sgm": sgm, "iwslt_tags": iwslt_tags, "iwslt_xml": iwslt_xml}
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": functools.partial(gzip.compress, mtime=0),
     "bz2": bz2.compress,
@@ -167,175 +173,39 @@ def local_copy(name: str, folder: Path, archives: Path, url: str) -> Path:
     return path
 
 
+def build(name: str, folder: Path) -> dict[str, list[Row]]:
+    """The archives that a dataset's YAML names, with its members in another order; returns the rows of each split.
+
+    Where text is cleaned, the first source of train has rows that must not survive it; Chinese also has repeats.
+    """
+    data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    languages = [data[key] for key in ("source", "target") if key in data]
+    archives: dict[str, dict[str, bytes]] = defaultdict(lambda: {"README": b"not this\n"})
+    splits: dict[str, list[Row]] = defaultdict(list)
+    starts = itertools.count(10_000, 40)
+    for split, source in ((split, source) for split, sources in data["splits"].items() for source in sources):
+        first, last = source.get("numbers", (0, 0))
+        for n in range(first, last + 1):
+            rows = pairs(languages, 20 if first == last else 4, next(starts))
+            if split == "train" and "steps" in data and not splits[split]:
+                rows[9:9] = broken(languages)
+            if source["file"].startswith("UN"):
+                rows += [*WRONG_SCRIPTS, *splits[split][:3]]
+            splits[split] += rows
+            for side, language in enumerate(languages):
+                member, windows = source["members"][language].format(n=n), source["file"].endswith(".zip")
+                content = FORMATS[source.get("reader", "plain")](rows, side, "\r\n" if windows and side == 0 else "\n")
+                archives[source["file"]][member] = PACK["gz"](content) if member.endswith(".gz") else content
+    for file, members in archives.items():
+        pack(folder / file, dict(sorted(members.items(), key=lambda item: item[0][::-1])))
+    return splits
+
+
 def lines_of(path: Path) -> list[str]:
     """The lines of a file, parted at LF alone."""
     return path.read_bytes().decode().split("\n")[:-1]
 
 
-def sides(name: str, rows: Sequence[Pair], languages: Sequence[str]) -> dict[str, bytes]:
+def sides(name: str, rows: Sequence[Row], languages: Sequence[str]) -> dict[str, bytes]:
     """A member for each side of pairs; ``{}`` in the name is its language."""
     return {name.format(language): text(rows, side) for side, language in enumerate(languages)}
-
-
-def pack_all(folder: Path, archives: Mapping[str, Mapping[str, bytes]]) -> None:
-    for name, members in archives.items():
-        pack(folder / name, members)
-
-
-def europarl_and_crawl(folder: Path, other: str) -> list[Pair]:
-    """The two archives that En-De and En-Fr share, each with the other pair's files in it too."""
-    first, second = pairs(("en", other), 40, _FIRST), pairs(("en", other), 30, _FIRST + 100)
-    first = [*first[:20], *broken(("en", other), _FIRST), *first[20:]]
-    decoy, name = b"not this\n" * 3, f"training/europarl-v7.{other}-en"
-    europarl = {f"{name}.{other}": text(first, 1), f"{name}.en": text(first, 0, last=False)}
-    crawl = sides(f"commoncrawl.{other}-en.{{}}", second, ("en", other))
-    pack_all(
-        folder,
-        {
-            "training-parallel-europarl-v7.tgz": {"training/europarl-v7.cs-en.cs": decoy, **europarl},
-            "training-parallel-commoncrawl.tgz": {f"commoncrawl.{other}-en.annotation": decoy, **crawl},
-        },
-    )
-    return first + second
-
-
-def wmt16(folder: Path) -> dict[str, list[Pair]]:
-    """The archives of wmt16_en_de; returns the pairs of each split."""
-    order = ("en", "de")
-    train, news = europarl_and_crawl(folder, "de"), pairs(order, 20, _FIRST + 200)
-    valid, test = pairs(order, 9, 20_000), pairs(order, 9, 21_000)
-    tests = {
-        "dev/newstest2014-deen-src.de.sgm": sgm(test, 1, "srcset", "de"),
-        "dev/newstest2014-deen-ref.en.sgm": sgm(test, 0, "refset", "en"),
-        "dev/newstest2014-deen-src.en.sgm": sgm(test[:2], 0, "srcset", "en"),
-    }
-    commentary = "training-parallel-nc-v11"
-    pack_all(
-        folder,
-        {
-            f"{commentary}.tgz": sides(f"{commentary}/news-commentary-v11.de-en.{{}}", news, order),
-            "dev.tgz": {**sides("dev/newstest2013.{}", valid, order), **tests},
-        },
-    )
-    return {"train": train + news, "valid": valid, "test": test}
-
-
-def wmt16_google(folder: Path) -> dict[str, list[Pair]]:
-    """The archive of wmt16_en_de_google: members at its root, text in BPE already."""
-    order = ("en", "de")
-    splits = {"train": pairs(order, 50, _FIRST), "valid": pairs(order, 9, 20_000), "test": pairs(order, 9, 21_000)}
-    names = {"train": "train.tok.clean", "valid": "newstest2013.tok", "test": "newstest2014.tok"}
-    members = {"./vocab.bpe.32000": b"x\n", "./bpe.32000": b"#version: 0.2\n"}
-    for split, name in names.items():
-        members |= sides(f"./{name}.bpe.32000.{{}}", splits[split], order)
-        members |= sides(f"./{name.removesuffix('.tok')}.{{}}", splits[split], order)
-    pack(folder / "wmt16_en_de.tar.gz", members)
-    return splits
-
-
-def wmt14(folder: Path) -> dict[str, list[Pair]]:
-    """The archives of wmt14_en_fr: a tar of .gz members among them."""
-    order, train = ("en", "fr"), europarl_and_crawl(folder, "fr")
-    un, news, giga = (pairs(order, 20, _FIRST + start) for start in (200, 300, 400))
-    valid, test = [pairs(order, 6, start) for start in (20_000, 20_100)], pairs(order, 9, 21_000)
-    zipped = {
-        f"{name}.gz": PACK["gz"](data) for name, data in sides("giga-fren.release2.fixed.{}", giga, order).items()
-    }
-    tests = {
-        f"newstest{year}.tgz": {"test/newstest-src.cs.sgm": b"<srcset>"}
-        | {f"test/newstest{year}-src.{name}.sgm": sgm(rows, n, "srcset", name) for n, name in enumerate(order)}
-        for year, rows in zip((2012, 2013), valid, strict=True)
-    }
-    stem = "test-full/newstest2014-fren"
-    reference = {f"{stem}-ref.fr.sgm": sgm(test, 1, "refset", "fr")}
-    pack_all(
-        folder,
-        {
-            "training-parallel-un.tgz": sides("un/undoc.2000.fr-en.{}", un, order),
-            "training-parallel-nc-v9.tgz": sides("training/news-commentary-v9.fr-en.{}", news, order),
-            "training-giga-fren.tar": zipped,
-            **tests,
-            "newstest2014.tgz": {f"{stem}-src.en.sgm": sgm(test, 0, "srcset", "en"), **reference},
-        },
-    )
-    return {"train": train + un + news + giga, "valid": valid[0] + valid[1], "test": test}
-
-
-def wmt17(folder: Path) -> dict[str, list[Pair]]:
-    """The archives of wmt17_zh_en: zips with Windows line ends, twenty books, repeats, the wrong script."""
-    order, start = ("zh", "en"), iter(range(_FIRST, 20_000, 100))
-    rows = {name: pairs(order, 8, next(start)) for name in ("nc", "un", "casia", "A", "B", "casict", "datum")}
-    books = {n: pairs(order, 3, next(start)) for n in range(1, 21)}
-    train = [row for found in (*rows.values(), *books.values()) for row in found]
-    rows["neu"] = pairs(order, 8, next(start))
-    wrong = [
-        ("no Chinese at all 60001", "only English 60001"),
-        (sentence("zh", 60002), f"{sentence('zh', 60002)} English"),
-    ]
-    un = [*rows["un"], *broken(order, 0), *wrong, *rows["nc"][:3]]  # repeats what comes before it
-    valid, test = pairs(order, 6, 20_000), pairs(order, 6, 21_000)
-    numbered = {  # in the order of names, not of numbers
-        name: data
-        for n in sorted(books, key=str)
-        for name, data in sides(f"datum2017/Book{n}_{{}}.txt", books[n], ("cn", "en")).items()
-    }
-    two = [sides(f"casict2011/casict-{key}_{{}}.txt", rows[key], ("ch", "en")) for key in "AB"]
-    archives: dict[str, Mapping[str, bytes]] = {
-        "training-parallel-nc-v12.tgz": sides("training/news-commentary-v12.zh-en.{}", rows["nc"], order),
-        "UNv1.0.en-zh.tar.gz": {"en-zh/DISCLAIMER": b"x", **sides("en-zh/UNv1.0.en-zh.{}", un, order)},
-        "casict2011.zip": two[0] | two[1],
-        "datum2017.zip": numbered,
-    }
-    for name, member, key, chinese in (
-        ("casia2015", "casia2015", "casia", "ch"),
-        ("casict2015", "casict2015", "casict", "ch"),
-        ("datum2015", "datum", "datum", "ch"),
-        ("neu2017", "NEU", "neu", "cn"),
-    ):
-        first = {f"{name}/{member}_{chinese}.txt": text(rows[key], 0, end="\r\n")}
-        archives[f"{name}.zip"] = first | {f"{name}/{member}_en.txt": text(rows[key], 1, last=False)}
-    for name, stem, split in (("newsdev2017", "dev/newsdev2017", valid), ("newstest2017", "test/newstest2017", test)):
-        source, reference = sgm(split, 0, "srcset", "zh"), sgm(split, 1, "refset", "en")
-        archives[f"{name}.tgz"] = {f"{stem}-zhen-src.zh.sgm": source, f"{stem}-zhen-ref.en.sgm": reference}
-    pack_all(folder, archives)
-    return {"train": [*train, *rows["neu"]], "valid": valid, "test": test}
-
-
-def iwslt14(folder: Path) -> dict[str, list[Pair]]:
-    """The archive of iwslt14_de_en, its test files not in the order of the test set."""
-    order, train = ("de", "en"), pairs(("de", "en"), 96, _FIRST)
-    train = [*train[:30], *broken(order, 0), *train[30:]]
-    names = ("TED.dev2010", "TED.tst2012", "TED.tst2010", "TED.tst2011", "TEDX.dev2012")
-    rows = {name: pairs(order, 5, 20_000 + 100 * place) for place, name in enumerate(names)}
-    members = {"de-en/README": b"x", "de-en/train.en": b"not used\n"}
-    for s, n in enumerate(order):
-        members[f"de-en/train.tags.de-en.{n}"] = iwslt_tags(train, s)
-        members |= {f"de-en/IWSLT14.{name}.de-en.{n}.xml": iwslt_xml(rows[name], s, n) for name in names}
-    pack(folder / "de-en.tgz", members)
-    in_order = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
-    return {"train": train, "test": [row for name in in_order for row in rows[name]]}
-
-
-def gbw(folder: Path) -> dict[str, list[str]]:
-    """The archive of gbw, 99 shards and two held-out ones among others, and gbw.md5 with their checksums."""
-    root = "1-billion-word-language-modeling-benchmark-r13output"
-    train, held_out = (
-        f"{root}/training-monolingual.tokenized.shuffled",
-        f"{root}/heldout-monolingual.tokenized.shuffled",
-    )
-    lines = {
-        f"{train}/news.en-{n:05}-of-00100": [sentence("en", _FIRST + n * 10 + k) for k in range(3)]
-        for n in range(1, 100)
-    }
-    for n in range(3):
-        lines[f"{held_out}/news.en.heldout-{n:05}-of-00050"] = [sentence("en", 20_000 + n * 10 + k) for k in range(4)]
-    members = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items()}
-    shuffled = dict(sorted(members.items(), key=lambda item: item[0][::-1]))
-    pack(folder / f"{root}.tar.gz", {f"{root}/README": b"x", **shuffled})
-    table = [
-        f"{hashlib.md5(content).hexdigest()}  {name.removeprefix(root + '/')}\n" for name, content in members.items()
-    ]
-    (folder / "gbw.md5").write_text("".join(table))
-    joined = [line for n in range(1, 100) for line in lines[f"{train}/news.en-{n:05}-of-00100"]]
-    test, valid = (lines[f"{held_out}/news.en.heldout-{n:05}-of-00050"] for n in range(2))
-    return {"train": joined, "valid": valid, "test": test}

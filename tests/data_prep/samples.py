@@ -57,10 +57,10 @@ def block(package: str, language: str, synopsis: str, *body: str, md5: str | Non
     return "\n".join([*lines, *(f" {line}" for line in body)]) + "\n"
 
 
-def translations(folder: Path, count: int = 400) -> Path:
-    """A folder with Translation-en and Translation-de of ``count`` packages; every seventh has no German."""
+def translations(folder: Path) -> Path:
+    """A folder with Translation-en and Translation-de of 400 packages; every seventh has no German."""
     english, german = [], []
-    for n in range(count):
+    for n in range(400):
         form = FORMS[n % len(FORMS)]
         first = f"number {n} of the {form} & friends", f"This package number {n} contains the {form},"
         more = "wrapped | over two lines.", ".", f"It has {n} features:", "  * speed", "  * size"
@@ -69,7 +69,7 @@ def translations(folder: Path, count: int = 400) -> Path:
             first = f"Nummer {n} von {form} & Freunden", f"Dieses Paket Nummer {n} enthält {form},"
             more = "umbrochen | auf zwei Zeilen.", ".", f"Es hat {n} Merkmale:", "  * Größe", "  * Tempo"
             german.append(block(f"pkg{n}", "de", *first, *more))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     (folder / "Translation-en").write_text("\n".join(english), encoding="utf-8")
     (folder / "Translation-de").write_text("\n".join(german), encoding="utf-8")
     return folder
@@ -78,7 +78,6 @@ def translations(folder: Path, count: int = 400) -> Path:
 def text_folder(folder: Path, **counts: int) -> Path:
     """A folder with a numbered line for each of so many pairs of each split."""
     folder.mkdir()
-    (folder / "manifest.json").touch()
     for split, count in counts.items():
         for language in ("en", "de"):
             rows = "".join(f"{language} line {n} of {split} it is\n" for n in range(count))
@@ -109,23 +108,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 APT = """#!/bin/sh
 case "$*" in
-  *update)
-    grep -q '"de";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" && grep -q 'GzipIndexes "false"' "$2" \\
-      || exit 9; {update} ;;
-  *indextargets*)
-    printf 'de\\tOther\\tsid\\tmain\\t{folder}/c\\n'
-    printf 'en\\tDebian\\tstable\\tmain\\t{folder}/b\\nen\\tDebian\\told\\tmain\\t{folder}/a\\n'
-    printf 'de\\tDebian\\tstable\\tmain\\t{folder}/d\\nen\\tDebian\\tstable\\tcontrib\\t{folder}/e\\n'
-    printf 'en\\tDebian\\ttesting\\tmain\\t{folder}/f\\n' ;;
+  *update) grep -q '"de";\\|"none";' "$2" && grep -q '^#clear APT::Update::Post-Invoke;' "$2" || exit 9; {update} ;;
+  *indextargets*) cat {folder}/targets ;;
+  *pkgnames) printf 'a\\nb\\nc\\n' ;;
+  *download*) shift 3; for name; do echo "$*" > "$name"_1_all.deb; done ;;
 esac
 """
+TARGETS = ["de Other sid main c", "en Debian stable main b", "en Debian old main a", "de Debian stable main d"]
+TARGETS += ["en Debian stable contrib e", "en Debian testing main f"]
 
 
 def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
-    """A PATH with an apt that offers files a to f, in no order; returns it with the system's own commands behind."""
+    """Return a PATH with an apt that offers translations in files a to f, in no order, and packages a to c."""
     folder.mkdir()
-    (folder / "apt-get").write_text(APT.format(folder=folder, update=update))
-    (folder / "apt-get").chmod(0o755)
+    for name in ("apt-get", "apt-cache"):
+        (folder / name).write_text(APT.format(folder=folder, update=update))
+        (folder / name).chmod(0o755)
+    rows = (line.rsplit(" ", 1) for line in TARGETS)
+    (folder / "targets").write_text("".join(f"{facts} {folder}/{name}\n".replace(" ", "\t") for facts, name in rows))
     for name in files:
         (folder / name).write_text(f"{name}\n")
     return f"{folder}:{os.environ['PATH']}"

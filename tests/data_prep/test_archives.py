@@ -1,11 +1,8 @@
 """Members of whole archives, one pass in bounded memory; of archives that are cut short or damaged, a sentence."""
 
 import contextlib
-import gzip
-import io
 import tarfile
 import tracemalloc
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,10 +34,10 @@ def named(archive: Path, names: list[str]) -> dict[str, bytes]:
     return {name: stream.read() for name, stream in named_members(archive, names)}
 
 
-def special(name: str, kind: bytes = tarfile.DIRTYPE, to: str = "") -> tarfile.TarInfo:
-    """A header of any type."""
+def special(name: str, kind: bytes) -> tarfile.TarInfo:
+    """A header of what is no file."""
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, to
+    info.type = kind
     return info
 
 
@@ -50,12 +47,13 @@ def test_every_kind_gives_every_member_and_only_what_is_wanted(tmp_path, kind, p
     archive = tmp_path / kind
     folder = {"set/": b""} if kind == "a.zip" else {}
     files = folder | {prefix + name: content for name, content in FILES.items()}
-    archive.write_bytes(packed(kind, files, *([] if folder else [special("set")])))
+    others = [] if folder else [special("set", tarfile.DIRTYPE), special("set/a link", tarfile.SYMTYPE)]
+    archive.write_bytes(packed(kind, files, *others))
     assert everything(archive) == READ
     check_archive(archive, archive.name)
     wanted = ["set/a.xz", "set/train.en", "set/a.bz2"]
     assert list(named(archive, wanted).items()) == [(name, READ[name]) for name in FILES if name in wanted]
-    with pytest.raises(UserError, match=r"no member set/trian\.en and no x;.*\n  set/train\.en\n"):
+    with pytest.raises(UserError, match=r"no member set/trian\.en and no x;"):
         named(archive, ["set/trian.en", "x", "set/empty"])
     assert [path.name for path in tmp_path.iterdir()] == [kind]
 
@@ -74,57 +72,11 @@ def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
                 read(path)
 
 
-def zip_of_one(name: str = "a", content: bytes = b"text", **header: int) -> bytes:
-    """A zip of a member whose header says something odd."""
-    info, file = zipfile.ZipInfo(name), io.BytesIO()
-    for key, value in header.items():
-        setattr(info, key, value)
-    with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(info, content)
-    return file.getvalue()
-
-
-def tgz(name: str, kind: bytes = tarfile.REGTYPE, to: str = "") -> bytes:
-    return packed("a.tgz", {"set/last": b"2"}, special(name, kind, to))
-
-
-STORED = zip_of_one("set/a", b"text" * 100)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "because"),
-    [
-        ("a.tgz", tgz("/etc/text"), "leads out of the folder"),
-        ("a.tgz", tgz("set/../../text"), "leads out of the folder"),
-        ("a.tgz", tgz("set/text", tarfile.SYMTYPE, "/etc/passwd"), "is a link or a device;"),
-        ("a.tgz", tgz("set/text", tarfile.LNKTYPE, "set/first"), "is a link or a device;"),
-        ("a.tgz", tgz("set/text", tarfile.FIFOTYPE), "is a link or a device;"),
-        ("a.zip", zip_of_one("/etc/text"), "leads out of the folder"),
-        ("a.zip", zip_of_one("set\\..\\..\\text"), "leads out of the folder"),
-        ("a.zip", zip_of_one(create_system=3, external_attr=0o120777 << 16), "member a is a link"),
-        ("a.zip", STORED.replace(b"texttext", b"Texttext", 1), r"member set/a is damaged"),
-        ("a.tgz", PACK["gz"](b""), "empty"),
-        (
-            "a.tgz",
-            packed("a.tgz", {"set/a.gz": PACK["gz"](b"text")[:12], "set/last": b"2"}),
-            "member set/a.gz is damaged",
-        ),
-    ],
-    ids=lambda value: "" if isinstance(value, bytes) else None,
-)
-def test_an_archive_that_is_refused(tmp_path, name, content, because):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=because):
-        everything(tmp_path / name)
-    if "set/last" in (content if name != "a.tgz" else gzip.decompress(content)).decode("latin-1"):
-        assert named(tmp_path / name, ["set/last"]) == {"set/last": b"2"}  # which is not asked for does no harm
-
-
-def test_archives_that_are_odd_and_whole(tmp_path):
-    (tmp_path / "a.zip").write_bytes(zip_of_one("set\\a\\b"))  # separators of Windows
-    assert everything(tmp_path / "a.zip") == {"set/a/b": b"text"}
-    (tmp_path / "a.tgz").write_bytes(PACK["gz"](packed("a.tar", {"a": b"1"})[:1024]))  # without the blocks of zeros
-    assert everything(tmp_path / "a.tgz") == {"a": b"1"}
+def test_a_damaged_member_harms_no_other(tmp_path):
+    archive = pack(tmp_path / "a.tgz", {"set/a.gz": PACK["gz"](b"text")[:12], "set/last": b"2"})
+    with pytest.raises(UserError, match=r"member set/a\.gz is damaged"):
+        everything(archive)
+    assert named(archive, ["set/last"]) == {"set/last": b"2"}
     with pytest.raises(UserError, match=r"b\.tgz is missing"):
         everything(tmp_path / "b.tgz")
 

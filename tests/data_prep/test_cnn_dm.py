@@ -140,7 +140,6 @@ def shifted(collection: Collection) -> None:
         ),
         (lambda given: given.stories.clear(), STORIES, plain_rows, "cnn_stories.tgz holds no story and no offsets"),
         (None, STORIES, anonymised_rows, "holds cnn/wayback_training_urls.txt, dailymail/wayback"),
-        (lambda given: given.plain_lists.pop("val"), STORIES, plain_rows, "cannot read .*all_val.txt"),
     ],
 )
 def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, files, rows, message: str):

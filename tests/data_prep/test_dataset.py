@@ -40,29 +40,25 @@ WRONG = [
     ("source: en", "source: ../en", r"source and target` is \('../en', 'de'\), expected names such as en"),
     ("target: de", "target: de\ntext: {dev.en: a}", "`text` is 'dev.en', expected some of train.en, train.de, valid"),
     ("files: {a.tgz: {}}", "files: {a.tgz: {size: 3}}", "unknown key `files.a.tgz.size`; expected one of urls, bytes"),
-    ("files: {a.tgz: {}}", "files: {../a: {}}", "`files` is '../a', expected names without a folder"),
     ("a.tgz: {}", "a.tgz: {sha256: abc}", "`files.a.tgz.sha256` is 'abc', expected 64 digits of 0-9 and a-f"),
-    ("a.tgz: {}", "a.tgz: {member_md5: sums.md5}", "sums.md5 has no checksum for a.en"),
     ("a.tgz, members: {en: v", "b, members: {en: v", r"splits.valid\[0\].file` is 'b', expected a key of files"),
     ("{en: v.en, de: v.de}", "{en: v.en}", r"splits.valid\[0\].members` is \['en'\], expected en, de"),
     ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
     ("  test:", "  tset:", "splits: there is no test, nor does a step make it"),
     (TRAIN, "", r"splits: there is no train, nor does a step make it"),
-    (f"{TEST}steps: [", SPLIT, "makes valid and test: .*not valid alone"),
+    (f"{TEST}steps: [", SPLIT, r"there is no test, nor .*\(split_by_hash makes both valid and test\)"),
     ("a.de}", "a.de}, reader: csv", r"splits.train\[0\].reader` is 'csv', expected one of plain"),
     ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error or replace"),
     ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
     ("a.de}", "a.de}, numbers: [1, 3]", "splits: a.en of a.tgz stands in two places"),
-    (YAML, "kind: archives\nsource: en\n", "the key files is missing; a dataset of kind archives has it"),
+    (YAML, "kind: archives\nsource: en\n", "splits: there is no train and no valid and no test, nor does"),
     (YAML, "kind: text\nsource: en\nsteps: [clean]\n", "clean compares two languages, and tiny has one"),
     ("binarise", f"{EXPECTED}after: x}}]\nbinarise", "after` is 'x', expected one of"),
-    ("binarise", f"{EXPECTED}after: end, tolerance: .nan}}]\nbinarise", "` is nan, expected a frac"),
     ("[save_raw, {bpe: {merges: 20}}]", "bpe", "steps` is 'bpe', expected a list"),
     (STEP, "{a: {}, b: {}}", r"steps\[0\]` is .*expected a step's name, or"),
     (STEP, "tokenize", r"steps\[0\]: unknown step tokenize; expected one of .*tokenise"),
     (STEP, "bpe", "the key `bpe.merges` is missing"),
     ("merges: 20", "merges: 5, join: true", "unknown key `bpe.join`; expected one of merges, joint"),
-    ("merges: 20", "merges: 0", "bpe: merges: got 0, expected a number above 0"),
     ("merges: 20", "merges: 5, engine: fast", "got 'fast', expected one of subword-nmt, fastBPE"),
     (STEP, "{truncate: {tokens: 0}}", "tokens: got 0, expected a number above 0"),
     (STEP, "{tokenise: {moses: 2018-12}}", "got '2018-12', expected one of 2018-10"),
@@ -73,9 +69,7 @@ WRONG = [
     (STEP, "{clean_corpus: {min_tokens: 5, max_tokens: 4}}", "got min_tokens 5, max_tokens 4"),
     (STEP, "{clean_scripts: {chinese: 2}}", "got 2, expected 0"),
     (STEP, "{hold_out: {into: x, every: 3}}", "hold_out.splits` is .*, expected the one split"),
-    (STEP, "{hold_out: {splits: [train], into: x, every: 0}}", "every: got 0, expected a number above 1"),
     (STEP, "{split_by_hash: {by: fr, valid_percent: 1, test_percent: 1}}", "by` is 'fr', expected one of en, de"),
-    (STEP, "{split_by_hash: {by: en, valid_percent: 50, test_percent: 50}}", "got 50 and 50, expected numbers above 0"),
 ]
 
 
@@ -91,9 +85,7 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, 
     file = tmp_path / "tiny.yaml"
     file.write_bytes(YAML.replace(old, new).encode("latin-1"))
     (tmp_path / "a.tgz").touch()
-    (tmp_path / "sums.md5").write_text("# of others\n0  b.en\n")
-    for name in ("train.en", "manifest.json"):
-        (tmp_path / name).write_text("a line\n")
+    (tmp_path / "train.en").write_text("a line\n")
     with pytest.raises(UserError, match=message) as caught:
         checked(file)
     assert str(file) in str(caught.value)
@@ -134,10 +126,6 @@ def test_the_test_set_alone():
     assert [step[:3] for step in steps[:2]] == [("save_raw", ("test",), ()), ("tokenise", ("test",), ())]
     assert steps[2:] == [("apply_bpe", ("test",), (lang,), f"{lang}.code") for lang in ("en", "de")]
     assert [(each.after, each.lines) for each in dataset.expected] == [("end", {"test": 3003})]
-    with pytest.raises(UserError, match=r"debian_en_de.yaml makes its test set of its training text"):
-        load_dataset("debian_en_de").only_test()
-    with pytest.raises(UserError, match=r"wmt16_en_de_google.yaml has no step bpe"):
-        load_dataset("wmt16_en_de_google").only_test([Path("code"), Path("code")])
 
 
 def test_codes_count_by_what_they_hold(tmp_path: Path):

@@ -22,9 +22,6 @@ MESSAGES = {
     "_Open the last file": "_Letzte Datei öffnen",
     "%d file open\0%d files are open": "%d Datei offen\0%d Dateien offen",
 }
-COPYRIGHT = (
-    b"Format: https://www.debian.org/doc/\n\nFiles: *\nLicense: GPL-2+\n See /usr/share/common-licenses/GPL-2.\n"
-)
 
 
 def dataset(target: str = "de", **options: Any) -> Dataset:
@@ -39,7 +36,6 @@ def packages(folder: Path, **options: Any) -> Path:
     english = {
         "usr/share/man/man1/ls.1.gz": MAN.format(*ENGLISH).encode(),
         "usr/share/help/C/ls/a.page": HELP.format("How to list all files", ENGLISH[0]).encode(),
-        "usr/share/doc/ls/copyright": COPYRIGHT,
         "usr/share/doc/ls/html/ch1.en.html": b"<p>One more chapter of text</p>",
         "usr/share/doc/ls/html/ch1.fr.html": b"<p>Encore un chapitre de texte</p>",
     }
@@ -73,8 +69,6 @@ def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
     ]
     counts = {"near-duplicates": 1, "train: manual pages": 1, "train: Mallard": 2, "train: HTML": 1}
     assert counts.items() <= report["read"].items()
-    licences = report["licences, as each source names them"]
-    assert licences == {"ls": "(GPL-2, GPL-2+)", "ls-l10n": "(no name; see its copyright file)"}
     french = [("train", ("One more chapter of text", "Encore un chapitre de texte"))]
     assert list(rows(dataset("fr"), tmp_path / "raw", {})) == french
 

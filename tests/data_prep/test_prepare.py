@@ -23,7 +23,7 @@ from scripts.common.errors import UserError
 from scripts.common.files import write_lines
 from scripts.common.outputs import lock
 from tests.data_prep import corpora
-from tests.data_prep.corpora import Pair, lines_of, numbers, pack, pairs
+from tests.data_prep.corpora import Row, lines_of, numbers, pack, pairs
 from tests.data_prep.samples import SPLITS, contents, own_dataset
 from tests.killed import Moment, killed_at
 
@@ -41,14 +41,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "_COUNTED", 70)
 
 
-def made(folder: Path, rows: list[Pair] | dict[str, list[Pair]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
+def made(folder: Path, rows: list[Row] | dict[str, list[Row]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
     """Prepare a user's corpus in one piece, or its splits, by these steps."""
     out = folder / f"out{len(list(folder.iterdir()))}"
     (folder / "raw").mkdir(exist_ok=True)
     for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
         for name, data in corpora.sides(f"{split}.{{}}", given, LANGUAGES[:sides]).items():
             (folder / "raw" / name).write_bytes(data)
-    (folder / "raw" / "manifest.json").touch()
     dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
     prepare(dataset, raw=folder / "raw", out=out, workers=workers)
     return out
@@ -66,7 +65,7 @@ def rows_of(out: Path, *, sides: int = 2) -> dict[str, list[tuple[str, ...]]]:
     }
 
 
-def drawn(count: int, words: int = 40) -> list[Pair]:
+def drawn(count: int, words: int = 40) -> list[Row]:
     """Pairs of few different sentences, so that there are repeats of pairs, of one side, and in another case."""
     dice = random.Random(1)
     sides = [f"{case(f'Word {n} is here')}" for n in range(words) for case in (str, str.lower)]
@@ -106,7 +105,7 @@ def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
 
 def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
     step = {"clean_corpus": {"splits": ["train"], "min_tokens": 1, "max_tokens": 9}}
-    given = [(" a |  b", "c|d "), ("e ", "f" * 9)]
+    given: list[Row] = [(" a |  b", "c|d "), ("e ", "f" * 9)]
     found = rows_of(made(tmp_path, dict.fromkeys(SPLITS, given), step))
     assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
 
@@ -171,114 +170,88 @@ def source(name: str, archive: str) -> dict[str, Any]:
     return {"file": archive, "members": {language: f"{name}.{language}" for language in LANGUAGES}}
 
 
-class Place:
-    """A dataset of one archive whose members a test changes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.out = folder, folder / "out"
-        rows = pairs(LANGUAGES, 20, 10_000)
-        self.members: dict[str, bytes] = {}
-        for split, of_it in (("train", rows), ("valid", rows[:3]), ("test", rows[3:6])):
-            self.members |= corpora.sides(f"{split}.{{}}", of_it, LANGUAGES)
-
-    def prepare(self, *steps: Any, accept: bool = False, packed: bool = True, file: Any = None, **more: Any) -> Path:
-        """Prepare what the members hold now; of ``more``, reader and invalid are train's."""
-        if packed:
-            pack(self.folder / "raw" / "a.tgz", self.members)
-        of_train = {key: more.pop(key) for key in ("reader", "invalid") if key in more}
-        splits = {split: [source(split, "a.tgz") | (of_train if split == "train" else {})] for split in SPLITS}
-        more = {"kind": "archives", "files": {"a.tgz": file or {}}, "splits": splits, **more}
-        dataset = own_dataset(self.folder, *steps, **more)
-        prepare(dataset, raw=self.folder / "raw", out=self.out, workers=1, accept_counts=accept)
-        return self.out
+MEMBERS = {
+    name: data
+    for split, first, last in (("train", 0, 20), ("valid", 0, 3), ("test", 3, 6))
+    for name, data in corpora.sides(f"{split}.{{}}", pairs(LANGUAGES, 20, 10_000)[first:last], LANGUAGES).items()
+}
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def from_archive(
+    folder: Path, *steps: Any, changed: Any = (), train: Any = (), accept: bool = False, **more: Any
+) -> Path:
+    """Prepare an archive of MEMBERS, of which some are ``changed``; ``train`` has more keys of the source of train."""
+    members = {name: data for name, data in (MEMBERS | dict(changed)).items() if data is not None}
+    pack(folder / "raw" / "a.tgz", members)
+    splits = {split: [source(split, "a.tgz") | dict(train if split == "train" else ())] for split in SPLITS}
+    given = own_dataset(folder, *steps, kind="archives", files={"a.tgz": {}}, splits=splits, **more)
+    prepare(given, raw=folder / "raw", out=folder / "out", workers=1, accept_counts=accept)
+    return folder / "out"
 
 
 STEPS: list[Any] = ["normalise_space", "save_raw", {"bpe": {"merges": 20}}]
-SUMS = {"file": {"member_md5": "sums.md5"}}
-NO_UTF_8 = b"\n".join([b"10004 \xff\xfe", b"x", b"10006 \xc3"])
+CLEANED = ["save_raw", {"clean": {"splits": ["valid"], "max_words": 12}}]
+INTO_X = {"hold_out": {"splits": ["train"], "into": "x", "every": 3}}
+INTO_VALID = {"hold_out": {"splits": ["train"], "into": "valid", "every": 3}}
 
 
 @pytest.mark.parametrize(
-    ("changed", "steps", "more", "message"),
+    ("changed", "steps", "message"),
     [
-        (
-            {"train.de": b"one\n"},
-            STEPS,
-            {},
-            r"train.en has 20 lines but a.tgz, train.de has 1 lines; line n of one must",
-        ),
-        ({"valid.de": None}, STEPS, {}, r"a.tgz has no member valid.de"),
-        ({"test.en": b"", "test.de": b""}, STEPS, {}, "a.tgz, test.en has no lines"),
-        ({}, STEPS, {"packed": False}, r"raw has no a\.tgz; run python -m data_prep"),
-        ({}, STEPS, SUMS, r"a.tgz, \w+.en: got MD5 [0-9a-f]{32}, expected 0{32}; delete .*a.tgz and fetch it again"),
-        ({"train.de": NO_UTF_8}, STEPS, {}, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
-        ({"train.en": b"a\r\n" * 20}, [], {}, "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
-        ({}, [{"clean": {"min_words": 90}}], {}, r"empty corpus: no line is left of train.*fewer than 90 words: 26"),
-        (
-            {},
-            ["save_raw", {"clean": {"splits": ["valid"], "max_words": 12}}],
-            {},
-            r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw",
-        ),
-        (
-            {},
-            [{"hold_out": {"splits": ["train"], "into": "valid", "every": 3}}],
-            {},
-            "the split valid is there already; give `into` another name",
-        ),
-        (
-            {},
-            [{"tokenise": {"splits": ["x"]}}, {"hold_out": {"splits": ["train"], "into": "x", "every": 3}}],
-            {},
-            r"tokenise.splits: there is no split x when this step runs; there are train, valid, test",
-        ),
+        ({"train.de": b"1\n"}, STEPS, "train.en has 20 lines but a.tgz, train.de has 1 lines; line n of one must"),
+        ({"valid.de": None}, STEPS, r"a.tgz has no member valid.de"),
+        ({"test.en": b"", "test.de": b""}, STEPS, "a.tgz, test.en has no lines"),
+        ({"train.de": b"10004 \xff\xfe\nx"}, STEPS, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
+        ({"train.en": b"a\r\n" * 20}, [], "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
+        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: no line is left of train.*fewer than 90 words: 26"),
+        ({}, CLEANED, r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw"),
+        ({}, [INTO_VALID], "the split valid is there already; give `into` another name"),
+        ({}, [{"tokenise": {"splits": ["x"]}}, INTO_X], "there is no split x when this step runs; there are train,"),
     ],
 )
-def test_raw_text_that_is_wrong(place: Place, changed: dict[str, bytes | None], steps, more, message: str):
-    place.members = {name: data for name, data in (place.members | changed).items() if data is not None}
-    (place.folder / "sums.md5").write_text("".join(f"{'0' * 32}  {name}\n" for name in place.members))
+def test_raw_text_that_is_wrong(tmp_path: Path, changed: dict[str, bytes | None], steps: list[Any], message: str):
     with pytest.raises(UserError, match=message):
-        place.prepare(*steps, **more)
-    assert not place.out.exists()
+        from_archive(tmp_path, *steps, changed=changed)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("reader", ["plain", "iwslt_tags"])
-def test_bytes_that_are_not_utf8(place: Place, reader: str):
-    lines = place.members["train.de"].split(b"\n")
+def test_bytes_that_are_not_utf8(tmp_path: Path, reader: str):
+    lines = MEMBERS["train.de"].split(b"\n")
     lines[4], lines[6] = b"\xff\xfe" + lines[4], lines[6] + b" \xc3"
-    place.members["train.de"] = b"\n".join(lines)
-    out = place.prepare(*STEPS, invalid="replace", reader=reader)
+    changed = {"train.de": b"\n".join(lines)}
+    out = from_archive(tmp_path, *STEPS, changed=changed, train={"invalid": "replace", "reader": reader})
     assert [numbers(lines_of(out / f"train.{language}")) for language in LANGUAGES] == [[*range(10_000, 10_020)]] * 2
     assert "\ufffd" in lines_of(out / "train.de")[4]
 
 
-def test_an_empty_line_stays_and_a_very_long_one_is_a_line_like_others(place: Place):
-    _, rest = place.members["train.en"].split(b"\n", 1)
-    long, cleaned = b"w " * 200_000 + b"x" * 1_000_000, {"clean": {"splits": ["train"]}}
-    for line, steps, first in ((b"", STEPS, [""]), (long, ["normalise_space", cleaned, {"tokenise": {}}], [])):
-        place.members["train.en"] = line + b"\n" + rest
-        lines = lines_of(place.prepare(*steps) / "train.en")
-        assert (lines[:-19], numbers(lines[-19:])) == (first, list(range(10_001, 10_020)))
+LONG = b"w " * 200_000 + b"x" * 1_000_000
 
 
-def test_counts_that_are_not_those_expected(place: Place):
+@pytest.mark.parametrize(
+    ("line", "steps", "first"),
+    [(b"", STEPS, [""]), (LONG, ["normalise_space", {"clean": {"splits": ["train"]}}, {"tokenise": {}}], [])],
+    ids=["empty", "long"],
+)
+def test_an_empty_line_stays_and_a_very_long_one_is_a_line_like_others(tmp_path: Path, line: bytes, steps, first):
+    _, rest = MEMBERS["train.en"].split(b"\n", 1)
+    lines = lines_of(from_archive(tmp_path, *steps, changed={"train.en": line + b"\n" + rest}) / "train.en")
+    assert (lines[:-19], numbers(lines[-19:])) == (first, list(range(10_001, 10_020)))
+
+
+def test_counts_that_are_not_those_expected(tmp_path: Path):
     expected = {"after": "normalise_space", "lines": {"train": 21}, "status": "published"}
-    go_on = rf"--accept-counts \(scripts.reproduce .*python -m data_prep own --out {place.folder} --accept-counts\)"
+    go_on = rf"--accept-counts \(scripts.reproduce .*python -m data_prep own --out {tmp_path} --accept-counts\)"
     message = rf"after normalise_space, train: got 20 lines, expected 21 .*published.* {go_on}$"
     with pytest.raises(UserError, match=message):
-        place.prepare(*STEPS, expected=[expected])
-    (entry,) = counts_of(place.prepare(*STEPS, expected=[expected], accept=True))["expected"]
+        from_archive(tmp_path, *STEPS, expected=[expected])
+    (entry,) = counts_of(from_archive(tmp_path, *STEPS, expected=[expected], accept=True))["expected"]
     assert (entry["got"], entry["expected"], entry["holds"]) == (20, "21", False)
-    (entry,) = counts_of(place.prepare(*STEPS, expected=[{**expected, "tolerance": 0.06}]))["expected"]
+    (entry,) = counts_of(from_archive(tmp_path, *STEPS, expected=[{**expected, "tolerance": 0.06}]))["expected"]
     assert (entry["expected"], entry["holds"]) == ("20 to 22", True)
     twice = [{"hold_out": {"splits": ["train"], "into": into, "every": 4}} for into in ("x", "y")]
     last = {"after": "hold_out", "lines": {"train": 12}, "status": "published"}
-    assert [entry["got"] for entry in counts_of(place.prepare(*twice, expected=[last]))["expected"]] == [12]
+    assert [entry["got"] for entry in counts_of(from_archive(tmp_path, *twice, expected=[last]))["expected"]] == [12]
 
 
 @pytest.fixture
@@ -340,13 +313,7 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
 
 
 @pytest.mark.parametrize(
-    ("edited", "goes_on"),
-    [
-        ("code/text/unicode_14.txt", False),
-        ("raw/a.tgz", False),
-        ("code/binarise.py", True),
-        ("raw/b.zip.bad", True),
-    ],
+    ("edited", "goes_on"), [("code/text/unicode_14.txt", False), ("raw/a.tgz", False), ("code/binarise.py", True)]
 )
 def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, edited: str, goes_on: bool

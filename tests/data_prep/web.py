@@ -60,7 +60,7 @@ def serving() -> Iterator[Site]:
                 self.send_error(404)
             elif page.status:
                 code, headers = page.status.pop(0)
-                self.answer(code, {"Content-Length": str(len(page.content)), **headers}, page.content)
+                self.answer(code, {"Content-Length": "0", **headers}, b"")
             else:
                 self.serve(page)
 
@@ -93,13 +93,8 @@ def serving() -> Iterator[Site]:
         def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, address: Any) -> None:
-            pass  # clients that go away are what is tested
-
-    server = Server(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that go away are what is tested
     site = Site(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -35,7 +35,6 @@ STEPS = "[{split_by_hash: {by: en, valid_percent: 20, test_percent: 20}}, {save_
 GIVEN = {
     "own.yaml": f"kind: text\nsource: en\ntarget: de\nsteps: {STEPS}\n",
     "model.yaml": CONFIG,
-    "text/manifest.json": "{}",
     **{f"text/train.{side}": "".join(f"{side} number {n} of some lines\n" for n in range(60)) for side in SIDES},
     **{f"prepared/raw/test.{side}": "b\n" for side in SIDES},
     **{f"data/{name}": "" for side in SIDES for name in (f"dict.{side}.txt", f"train.en-de.{side}.idx")},

@@ -24,7 +24,7 @@ from data_prep.text import bpe, sentencepiece
 from data_prep.text.clean import count_words
 from scripts import own_text
 from scripts.common.errors import UserError
-from scripts.common.files import read_json, read_lines
+from scripts.common.files import read_json
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
@@ -107,17 +107,6 @@ def test_nothing_of_a_good_text_is_lost(language, turned, checkout, call):
     config = config_of(path)
     assert (config.dataset, config.generate["post-process"], config.metric) == ("mine", "sentencepiece", "sacrebleu")
     assert not any(entry.get("dropped") for entry in prepared(path, checkout))
-
-
-def test_a_step_that_drops_many_says_so(checkout, call, capsys):
-    foreign, english = corpus(checkout, "de")
-    lines = ["x" if n % 4 == 0 else line for n, line in enumerate(read_lines(english))]
-    english.write_text("\n".join(lines) + "\n")
-    change(path := call(foreign, english, "de"), ("max_ratio: [0-9.]+", "max_ratio: 3.5"))
-    prepared(path, checkout)
-    said = capsys.readouterr().out
-    assert re.search(r"note: clean dropped \d+ of \d+ lines of train \(25%\): length ratio of 3.5 or more: ", said)
-    assert re.search(r"note: \d+ lines validate and \d+ test: too few to tell two models apart", said)
 
 
 def test_the_command_goes_on_or_prints_the_one_that_does(checkout, call, monkeypatch, capsys):
