@@ -1,9 +1,8 @@
 """Train the model of a configuration with fairseq-train, going on from where an earlier run of this command stopped.
 
-DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions), loss.png, and train.json with
-the facts of the run. If DIR holds checkpoints of other settings or other data, the command ends with a sentence. Where
-max-update or max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long
-it is to be.
+DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions) and train.json with the facts of
+the run. If DIR holds checkpoints of other settings or other data, the command ends with a sentence. Where max-update or
+max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
 --nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the
@@ -32,7 +31,6 @@ from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.loss_curve import draw_losses
 from scripts.fairseq_io.precision import PrecisionChoice, check_precision, take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
@@ -67,7 +65,7 @@ def prepare_folder(out: Path, identity: dict[str, Any]) -> dict[str, Any]:
                 f"them under another name (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train anew"
             )
         print(f"train: the checkpoints in {out} were made with {raised}: going on", flush=True)
-    check_writable(*(out / name for name in (STARTED, LOG, "train.json", "loss.png")))
+    check_writable(*(out / name for name in (STARTED, LOG, "train.json")))
     claim(out, "checkpoint*.pt")
     for left in out.glob(".checkpoint*.lightconv"):  # of a kill while it was written
         remove(left)
@@ -201,9 +199,8 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {log}")
     facts = summary(whole) | {"devices": str(devices), "command": command}
     facts |= {"precision": taken.precision, "precision_reason": taken.reason}
-    draw_losses({config.name: {seed: whole}}, out / "loss.png")
     write_json(out / "train.json", facts)
-    print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
+    print(f"trained for {facts['updates']:,} updates; the losses are in {log}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -230,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_precision(arguments.precision, gpu=devices.gpu)
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:
-        print("train: checking every setting, the model and the lengths of all lines", flush=True)
+        print("train: checking the settings and the lengths of lines", flush=True)
         check_first(config, arguments.data, devices)
         with lock(arguments.out):
             train_here(config, seed, arguments.data, arguments.out, devices)

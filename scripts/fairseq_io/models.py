@@ -118,16 +118,6 @@ def stand_in_dictionary(size: int) -> Any:
     return StandIn()
 
 
-@contextmanager
-def stand_in_dictionaries(size: int, *, joined: bool) -> Iterator[None]:
-    """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
-    from fairseq.data import Dictionary
-
-    one = stand_in_dictionary(size)
-    with patch.object(Dictionary, "load", lambda *_, **__: one if joined else stand_in_dictionary(size)):
-        yield
-
-
 def training_arguments(flags: list[str]) -> Namespace:
     """Parse flags as fairseq-train does. ``load_plugin`` comes first for the architectures of the plugin."""
     return parse(Command(shlex.join(flags), ["fairseq_cli.train", "no-data", *flags], {}))

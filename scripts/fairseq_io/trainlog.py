@@ -16,6 +16,7 @@ _EXPLODED = re.compile(r"FloatingPointError: (.*)")
 _TOLD = re.compile(
     r"([\d,]+ samples have invalid sizes and will be skipped.*?)(, first few sample ids.*)?$"
     r"|(lightconv_plugin: (?:the native backend is passed over|compiling its C\+\+).*)$"
+    r"|(\w+ not found, (?:please|pip) install.*)$"
 )
 _BACKEND = re.compile(r"lightconv_plugin: (\S+) runs on the (\S+) backend")
 
@@ -63,7 +64,7 @@ class TrainLog:
             self._earlier, self._this = self._earlier + self._this, 0.0  # a run begins, and fairseq's clock with it
         if found := _EXPLODED.search(line):
             self.exploded = found[1]
-        if (found := _TOLD.search(line)) and (text := found[1] or found[3]) not in self.told:
+        if (found := _TOLD.search(line)) and (text := found[1] or found[3] or found[4]) not in self.told:
             self.told.append(text)
         progress = parse_progress(line)
         if progress is None:

@@ -50,7 +50,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     chosen, first = run.chosen(names, seeds), names[0]
     to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
-        print("== check: every setting of the configuration, and the model built without weights", flush=True)
+        print("== check: the settings of the configuration", flush=True)
         check_first(run.config)
     check_writable(run.record)
     run.check_places(chosen)

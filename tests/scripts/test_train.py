@@ -126,7 +126,6 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in said
     assert (place.facts["updates"], place.facts["parameters"], place.facts["backend"]) == (4, 1000, None)
     assert place.each_update_is_in_the_log()
-    assert (place.out / "loss.png").read_bytes().startswith(b"\x89PNG")
     given = json.loads(place.log.split("arguments: ")[1].splitlines()[0])
     assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*given}
 
