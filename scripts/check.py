@@ -87,7 +87,7 @@ def check_validation(train: Command, args: Namespace) -> None:
 
 
 def check_units(config: Config, run: Command, args: Namespace) -> None:
-    """Check that --post-process joins the dataset's units, so that scores are of words. Prepared text has unknown ones."""
+    """Check that --post-process joins the units of the dataset, where they are known, so that scores are of words."""
     dataset = load_dataset(config.dataset)
     joined = SAME_UNITS.get(args.post_process, args.post_process)
     if config.metric != "perplexity" and dataset.steps and joined != dataset.units:

@@ -65,7 +65,7 @@ class Place:
         for at in (pipeline, run):
             patch.setattr(at, "git_state", lambda: None)
         patch.setattr(outputs, "PATIENCE_SECONDS", 0.1)
-        patch.setattr(devices, "_installed", lambda: (0, False))
+        patch.setattr(devices, "_installed", lambda: 0)
         patch.setattr(pipeline, "_run_command", self._stage)
         patch.setattr(reproduce, "check_first", self._check)
 

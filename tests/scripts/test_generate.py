@@ -3,7 +3,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fairseq.data.data_utils import post_process
@@ -124,14 +123,6 @@ def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
     assert output.hypotheses[0] == [Hypothesis(-3.0, "short", 2), Hypothesis(-4.0, "a longer one", 4)]
     best = [best_text(output.hypotheses[0], lenpen) for lenpen in (0, 0.3, 0.5, 1)]
     assert best == ["short", "short", "a longer one", "a longer one"]
-
-
-def test_a_search_is_in_the_precision_asked_for():
-    """The training's, fp16 here, is not that of the search."""
-    config = Config(Path("model.yaml"), "model", "debian_en_de", [1], precision="fp16")
-    place: Any = (config, {}, Path("data"), Path("model.pt"), "test")
-    assert "--fp16" not in generate_command(*place, gpu=True)
-    assert "--fp16" in generate_command(*place, gpu=True, precision="fp16")
 
 
 @pytest.mark.parametrize(("languages", "named"), [(("zh-Hant", "en"), True), (("en", "de"), False)])

@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -105,7 +104,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     for name in ("dict.en.txt", "dict.de.txt", "train.en-de.en.idx", "train.en-de.en.bin"):
         (tmp_path / "data" / name).write_text(name)
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
-    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
+    monkeypatch.setattr(devices, "_installed", lambda: 0)
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
@@ -228,7 +227,6 @@ def by_hand(place: Place) -> None:
     ("spoil", "said"),
     [
         (lambda p: setattr(p, "data", p.data.rename(p.folder / "a:b")), "two paths"),
-        (lambda p: setattr(p, "out", p.folder / os.fsdecode(b"w\xe9rk")), "is not text in UTF-8; rename the folder"),
         (lambda p: [each.unlink() for each in p.data.glob("dict*")], r"run python -m data_prep\.binarise first"),
         (by_hand, "checkpoint_last.pt was not written by this command .* move the checkpoints away"),
     ],
@@ -243,31 +241,16 @@ def test_folders_that_cannot_be_trained_in_are_refused(place, spoil, said):
 def test_fp16_without_a_gpu_becomes_float32(place):
     place.config(CONFIG + "precision: fp16\n")
     said = place.train()
-    assert "train: fp16 is for GPUs, and torch sees none: trained in fp32" in said
+    assert "train: fp16 is for GPUs, and torch sees none: it is fp32" in said
     assert "train: on 1 CPU process in fp32" in said
     assert place.facts["precision"] == "fp32"
     assert "--fp16" not in place.log
     assert "--cpu" in place.log
-    with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
-        place.train("--precision=fp16")
     shutil.rmtree(place.out)
     place.train("--precision=bf16")  # which is another training
     assert place.facts["precision"] == "bf16"
     assert "LIGHTCONV_MATMUL=bf16" in place.facts["command"]
     assert "products: bf16" in place.log
-
-
-def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatch):
-    place.config(CONFIG + "precision: auto\n")
-    said = place.fail("broken", BREAK_AT="3")
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": "its units are slow"})
-    assert (said + place.train()).count("train: auto takes bf16") == 2
-    assert place.facts["precision"] == "bf16"
-    assert place.facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
-    assert "products: None" not in place.log
-    shutil.rmtree(place.out)
-    place.train("--seed=9")  # another training goes by the processor
-    assert place.facts["precision"] == "fp32"
 
 
 @pytest.mark.parametrize(

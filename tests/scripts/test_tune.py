@@ -32,13 +32,14 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     for name in ("dict.txt", "train.idx", "valid.idx"):
         (tmp_path / "data" / name).touch()
     (tmp_path / "model.yaml").write_text(CONFIG)
-    found = {"last1.pt": perplexities[0], "last2.pt": perplexities[1]}
+    found = dict(zip((2.0, 1.5), perplexities, strict=True))  # by the mean of the weights
 
     def evaluated(command: list[str], log: Path, units: str | None) -> SimpleNamespace:
         assert units is None  # of debian_lm
         assert "--gen-subset=valid" in command
         model = next(word for word in command if word.startswith("--path="))
-        return SimpleNamespace(facts={"perplexity": found[Path(model).name]})
+        weights = torch.load(model.removeprefix("--path="))["model"]["w"]
+        return SimpleNamespace(facts={"perplexity": found[weights[0].item()]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
     monkeypatch.setattr(tune, "run_evaluation", evaluated)
@@ -59,7 +60,7 @@ def test_of_equal_translations_the_first_is_taken(tmp_path, monkeypatch):
     (tmp_path / "model.yaml").write_text("dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 2}\n")
     tried = [({"lenpen": 0.2}, 20.0), ({"lenpen": 0.6}, 21.0), ({"lenpen": 1.0}, 21.0)]
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
-    monkeypatch.setattr(tune, "tune_generation", lambda *_: tried)
+    monkeypatch.setattr(tune, "tune_generation", lambda *_: (tried, {}))
     monkeypatch.setattr(tune, "write_valid", lambda *_: None)
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
 
