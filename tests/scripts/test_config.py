@@ -2,11 +2,9 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.pipeline.config import OTHER_NAMES, flags, load_config, merge
+from scripts.pipeline.config import OTHER_NAMES, flags, load_config
 
 GOOD = "dataset: toy\nseeds: [3]\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
 SPEED = "speed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"
@@ -110,21 +108,3 @@ def test_a_mistake_is_named_with_its_file_and_key(tmp_path, text, named):
         load_config(path)
     assert named in str(refusal.value)
     assert str(tmp_path) in str(refusal.value)
-
-
-trees = st.recursive(st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner), max_leaves=8)
-mappings = st.dictionaries(st.sampled_from("abc"), trees)
-
-
-@given(mappings, mappings)
-def test_merge_takes_every_leaf_from_the_upper_one_where_it_has_it(base, over):
-    merged = merge(base, over)
-    assert merged.keys() == base.keys() | over.keys()
-    for key in merged:
-        if key not in over:
-            assert merged[key] == base[key]
-        elif isinstance(over[key], dict) and isinstance(base.get(key), dict):
-            assert merged[key] == merge(base[key], over[key])
-        else:
-            assert merged[key] == over[key]
-    assert merge(merged, over) == merged

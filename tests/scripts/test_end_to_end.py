@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from scripts.common.process import python_module
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.precision import VARIABLE
-from scripts.fairseq_io.trainlog import read_log
 from scripts.fairseq_io.translator import Translator
 from scripts.pipeline.config import load_config
 from scripts.pipeline.pipeline import STAMP, Stamp, read_stamp, sizes
@@ -184,28 +182,6 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
         assert metric(load_config(config))(*lines) == scores[lenpen]
         if lenpen == chosen["lenpen"]:
             assert (again / "hypotheses.tok").read_bytes() == (out / "valid" / "hypotheses.tok").read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_reach_the_losses_of_one(data, finished):
-    """The tokens of an update stay the same, so do the losses of the updates, whoever computes them."""
-    config = finished[0].with_name("shared.yaml")
-    text = CONFIG.replace("max-tokens: 300", "log-interval: 1").replace("max-update: 150", "max-update: 8")
-    text = text.replace("save-interval-updates: 25", "save-interval-updates: 2")
-    exact = "  attention-dropout: 0\n  weight-dropout: 0\n  ddp-backend: legacy_ddp\n  dropout: 0\n"
-    text = text.replace("  dropout: 0\n", exact) + "batch: {tokens: 600, max-tokens: 300, cpu-processes: 2}\n"
-    config.write_text(text)
-    losses = {}
-    for name, options in {"one": ["--devices", "1"], "processes": []}.items():
-        out = run_stages(config, data.parent, "--to", "train", *options)
-        folder = data / "shared" / "seed1" / "checkpoints"
-        losses[name] = read_log((folder / "train.log").read_text().splitlines()).train_loss
-        assert f"{2 if name == 'one' else 1} times an update" in out
-        assert f"training on {1 if name == 'one' else 2} devices" in (folder / "train.log").read_text()
-        shutil.rmtree(folder.parent)
-    assert list(losses["one"]) == list(range(1, 9))
-    assert losses["one"][8] < losses["one"][1]
-    assert losses["processes"] == pytest.approx(losses["one"], abs=2e-3)  # the log has three decimals
 
 
 @dataclass(frozen=True)
