@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -184,27 +184,14 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
             assert (again / "hypotheses.tok").read_bytes() == (out / "valid" / "hypotheses.tok").read_bytes()
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A trained run, as a user asks it."""
-
-    run: Path
-    prepared: Path
-    model: Path
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """Arguments that ``Translator`` takes."""
-        found = find_trained(self.run)
-        return found.model, found.dictionaries, ("en", "de"), found.generate
-
-    def text(self, language: str) -> list[str]:
-        return read_lines(self.prepared / "raw" / f"test.{language}")
-
-
 @pytest.fixture
-def asked(data, finished) -> Asked:
-    return Asked(data / "toy", data / "prepared", data / "toy" / "seed1" / "averaged" / "model.pt")
+def model(data, finished) -> Path:
+    return data / "toy" / "seed1" / "averaged" / "model.pt"
+
+
+def written(data: Path, language: str) -> list[str]:
+    """The test set before it was prepared."""
+    return read_lines(data / "prepared" / "raw" / f"test.{language}")
 
 
 @pytest.fixture
@@ -221,12 +208,12 @@ def ask(monkeypatch, capsys) -> Callable[..., list[str]]:
 
 
 @pytest.mark.slow
-def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(asked, ask):
-    good, right, long = asked.text("en"), asked.text("de"), " ".join(["one"] * 120)
+def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(data, model, ask):
+    good, right, long = written(data, "en"), written(data, "de"), " ".join(["one"] * 120)
     bad = [b"", b"one two\xff three four.", b"\x00\x07 \x85".decode("latin-1").encode(), long.encode(), b" one\ttwo\r"]
     lines = [line.encode() for line in good] + bad
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([*python_module("scripts.translate"), asked.run], cwd="/", **pipes) as process:
+    with subprocess.Popen([*python_module("scripts.translate"), data / "toy"], cwd="/", **pipes) as process:
         assert process.stdin
         assert process.stdout
         first = []
@@ -247,17 +234,18 @@ def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(asked
     parts = ["31: empty", "32: not UTF-8 in 1 places", "33: control char", "33: empty"]
     parts.append("34: 120 tokens, and the model takes 39: the rest was left out")
     assert [line[: len(part) + 5] for line, part in zip(said, parts, strict=True)] == [f"line {part}" for part in parts]
-    assert ask(asked.model, "\n".join(good[:9]).encode(), "--batch-size", "7") == answers[:9]
+    assert ask(model, "\n".join(good[:9]).encode(), "--batch-size", "7") == answers[:9]
 
 
 @pytest.mark.slow
-def test_the_plugin_is_told_the_precision_and_a_model_that_is_no_number_is_named(asked, tmp_path, monkeypatch):
+def test_the_plugin_is_told_the_precision_and_a_model_that_is_no_number_is_named(model, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, "of the shell")
     told = []
     monkeypatch.setattr(translator, "load_plugin", lambda: told.append(os.environ[VARIABLE]))
-    checkpoint, *others = asked.parts
-    Translator(checkpoint, *others, precision="bf16")
-    state = torch.load(checkpoint, weights_only=False)
+    found = find_trained(model)
+    others: Any = found.dictionaries, ("en", "de"), found.generate
+    Translator(model, *others, precision="bf16")
+    state = torch.load(model, weights_only=False)
     for key, weights in state["model"].items():
         if key.startswith("decoder.") and weights.is_floating_point():
             weights.fill_(float("nan"))
@@ -268,12 +256,12 @@ def test_the_plugin_is_told_the_precision_and_a_model_that_is_no_number_is_named
 
 
 @pytest.mark.slow
-def test_every_door_gives_one_text(data, finished, asked, ask, tmp_path):
+def test_every_door_gives_one_text(data, finished, model, ask):
     """fairseq-generate, -interactive, the hub, the run and its checkpoint to translate; tests/export has ONNX."""
     output = read_lines(data / "toy" / "seed1" / "hypotheses" / "hypotheses.tok")
     assert len(set(output)) > 10
-    settings = find_trained(asked.run).generate | {"batch-size": 1}
-    command = generate_command(load_config(finished[0]), settings, data / "binarised", asked.model, "test", gpu=False)
+    settings = find_trained(data / "toy").generate | {"batch-size": 1}
+    command = generate_command(load_config(finished[0]), settings, data / "binarised", model, "test", gpu=False)
     place, units = command.index("fairseq_cli.generate"), read_lines(data / "prepared" / "test.en")
     command[place] = "fairseq_cli.interactive"
     printed = subprocess.run(command, input="\n".join(units).encode(), capture_output=True, check=True).stdout.decode()
@@ -284,10 +272,10 @@ def test_every_door_gives_one_text(data, finished, asked, ask, tmp_path):
     text = list(map(joined, units))  # what the model's own codes cut
     of: dict[str, Any] = {"data_name_or_path": str(data / "binarised"), "source_lang": "en", "target_lang": "de"}
     for lines, more in ((text, {}), (units, {"bpe": None})):
-        hub = LightConvModel.from_pretrained(str(asked.model.parent), asked.model.name, **{**of, **more})
+        hub = LightConvModel.from_pretrained(str(model.parent), model.name, **{**of, **more})
         found = hub.translate(lines, beam=2, max_len_b=20)
         assert (list(map(joined, found)) if more else found) == output
 
-    back, raw = detokeniser("de", load_dataset("debian_en_de")), "\n".join(asked.text("en")).encode()
-    for path in (asked.run, asked.model):
+    back, raw = detokeniser("de", load_dataset("debian_en_de")), "\n".join(written(data, "en")).encode()
+    for path in (data / "toy", model):
         assert ask(path, raw) == list(map(back, output))
