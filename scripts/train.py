@@ -31,7 +31,7 @@ from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.precision import take_training_precision
-from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
+from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.pipeline.pipeline import digest_data, fingerprint
 
@@ -182,7 +182,8 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
         raise
     reporter.status.close()
-    whole = read_log_file(log)
+    with open(log, encoding="utf-8", errors="replace") as lines:
+        whole = read_log(lines)
     if whole.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {log}")
     facts = summary(whole) | {"devices": str(devices), "command": command}

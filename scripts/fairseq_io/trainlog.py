@@ -4,10 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from scripts.common.errors import UserError
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (train_inner|train|valid) \| (\{.*\})$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
@@ -79,15 +76,6 @@ class TrainLog:
             if "wps" in progress.values:
                 self.tokens_per_second.append(progress.values["wps"])
         return progress
-
-
-def read_log_file(path: Path) -> TrainLog:
-    """Everything in the training log that is a file."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            return read_log(f)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give a train.log that scripts.train wrote") from error
 
 
 def read_log(lines: Iterable[str]) -> TrainLog:

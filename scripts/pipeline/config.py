@@ -215,7 +215,6 @@ def _check(file: str, config: dict[str, Any]) -> None:
             for name, value in settings.items():
                 expect(types[name] is str or value > 0, f"{section}.{name}", value, "a whole number from 1 on")
     train, batch, average, _, tune, score, speed = (config[section] for section in SECTIONS)
-    perplexity = score.get("metric") == "perplexity"
     for key, value, known in (
         ("precision", config.get("precision"), PRECISIONS),
         ("score.metric", score.get("metric"), METRICS),
@@ -230,17 +229,10 @@ def _check(file: str, config: dict[str, Any]) -> None:
         expect(train.get(name) is None, f"train.{name}", train.get(name), "nothing, since `batch` determines it")
     for name, values in tune.items():
         expect(_several(values), f"tune.{name}", values, "a list of different values")
-    alone = not perplexity or tune.keys() <= {"last"}
-    expect(alone, "tune", tune, "`last` alone: a perplexity depends on nothing else")
     if "last" in tune:
         expect(_several(tune["last"], 1), "tune.last", tune["last"], "whole numbers from 1 on")
         which = f"one of `tune.last` {tune['last']}, which takes its place"
         expect(average.get("last") in tune["last"], "average.last", average.get("last"), which)
-    if "lenpen" in tune:
-        for section, name in itertools.product(("generate", "tune"), ("unnormalized", "stepwise-length-penalty")):
-            value, wanted = config[section].get(name), "nothing beside `tune.lenpen`, on which it leaves no effect"
-            expect(value is None or value is False, f"{section}.{name}", value, wanted)
-    expect(not (speed and perplexity), "score.metric", "perplexity", "bleu or rouge, since `speed` times generation")
 
 
 def _check_flags(file: str, section: str, settings: Mapping[str, Any]) -> None:

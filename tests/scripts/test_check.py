@@ -103,9 +103,9 @@ def test_what_can_be_trained_is_taken(tmp_path, data, one_language, changes):
 
 UNITS = "and debian_en_de is in units of subword_nmt; set generate.post-process: subword_nmt"
 REFUSED = [
-    (CONFIG, "generate: {beam: many}", "`generate.beam` is many, which fairseq-generate refuses: argument --beam: inv"),
-    (CONFIG, "generate: {beem: 5}", "which fairseq-generate refuses: unrecognized arguments: --beem=5"),
-    (CONFIG, "train: {arch: nonsense}", "`train.arch` is nonsense, which fairseq-train refuses: argument --arch/-a: "),
+    (CONFIG, "generate: {beam: many}", "fairseq-generate refuses its flags: argument --beam: invalid"),
+    (CONFIG, "generate: {beem: 5}", "fairseq-generate refuses its flags: unrecognized arguments: --beem=5"),
+    (CONFIG, "train: {arch: nonsense}", "fairseq-train refuses its flags: argument --arch/-a: invalid"),
     (CONFIG, "generate: {post-process: sentencepiece}", f"`generate.post-process` is sentencepiece, {UNITS}"),
     (CONFIG, "generate: {post-process: null}", f"`generate.post-process` is left out, {UNITS}"),
     (CONFIG, "tune: {post-process: [letter]}", f"`tune.post-process` is letter, {UNITS}"),
@@ -114,7 +114,7 @@ REFUSED = [
     (CONFIG, "train: {maximize-best-checkpoint-metric: true}", "is true, and of loss less is better"),
     (CONFIG, "average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
     (LANGUAGE_MODEL, "train: {best-checkpoint-metric: nll_loss}", "expected one of loss, ppl, which a validation"),
-    (LANGUAGE_MODEL, "generate: {beam: 4}", "`generate.beam` is 4, which fairseq-eval-lm refuses: unrecognized"),
+    (LANGUAGE_MODEL, "generate: {beam: 4}", "fairseq-eval-lm refuses its flags: unrecognized arguments: --beam"),
 ]
 
 

@@ -1,10 +1,7 @@
 import json
 
-import pytest
-
 from scripts import train
-from scripts.common.errors import UserError
-from scripts.fairseq_io.trainlog import parse_progress, read_log, read_log_file
+from scripts.fairseq_io.trainlog import parse_progress, read_log
 
 STAMP = "2026-01-02 03:04:05 | INFO |"
 
@@ -54,8 +51,3 @@ def test_the_summary_of_a_training():
 def test_lines_that_are_not_progress():
     for line in ("", "Traceback", f"{STAMP} train | not json", f"{STAMP} train_inner | [1]", f"{STAMP} other | {{}}"):
         assert parse_progress(line) is None
-
-
-def test_a_log_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*train\.log: No such file"):
-        read_log_file(tmp_path / "train.log")
