@@ -36,8 +36,7 @@ class Devices:
 @functools.cache
 def _installed() -> int:
     """Number of GPUs that torch sees. A process asks: torch is heavy."""
-    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    gpus, warnings = ask_python("-c", code, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
+    gpus, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
     if gpus == "0" and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
     return int(gpus)
@@ -107,3 +106,9 @@ def launcher(devices: Devices) -> list[str]:
         f"--master-addr={host}",
         f"--master-port={port}",
     ]
+
+
+if __name__ == "__main__":
+    import torch
+
+    print(torch.cuda.device_count() if torch.cuda.is_available() else 0)

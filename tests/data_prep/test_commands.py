@@ -285,9 +285,8 @@ def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytes
     given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
     assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
-    for wrong in ("a:b", "${a}"):
-        with pytest.raises(UserError, match="rename the folder"):
-            binarise(dataset, prepared=ready, out=tmp_path / wrong, workers=1)
+    with pytest.raises(UserError, match="rename the folder"):
+        binarise(dataset, prepared=ready, out=tmp_path / "a:b", workers=1)
 
 
 def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

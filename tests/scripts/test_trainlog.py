@@ -1,7 +1,7 @@
 import json
 
 from scripts import train
-from scripts.fairseq_io.trainlog import parse_progress, read_log
+from scripts.fairseq_io.trainlog import read_log
 
 STAMP = "2026-01-02 03:04:05 | INFO |"
 
@@ -22,6 +22,7 @@ LINES = [
     inner(20, 9.0, 3.0),
     inner(40, 8.0, 6.0),
     f'{STAMP} train_inner | {{"epoch": 1, "lo',
+    f"{STAMP} other | {{}}",
     inner(40, 7.5, 7.0),
     valid(40, 7.7),
 ]
@@ -46,8 +47,3 @@ def test_the_summary_of_a_training():
     facts = train.summary(read_log([*lines, valid(10, 7.5), valid(20, 6.5), valid(30, 7.0)]))
     assert (facts["updates"], facts["tokens_per_second"], facts["train_loss"]) == (30, 95, 6.0)
     assert (facts["valid_loss"], facts["best_valid_loss"]) == (7.0, 6.5)
-
-
-def test_lines_that_are_not_progress():
-    for line in ("", "Traceback", f"{STAMP} train | not json", f"{STAMP} train_inner | [1]", f"{STAMP} other | {{}}"):
-        assert parse_progress(line) is None
