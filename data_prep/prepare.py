@@ -25,7 +25,7 @@ from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
 from scripts.common.command import run_command
 from scripts.common.files import digest
-from scripts.common.outputs import atomic_folder, check_replaceable, lock, remove, work_folder
+from scripts.common.outputs import atomic_folder, check_writable, lock, remove, work_folder
 from scripts.common.provenance import package_versions
 from scripts.pipeline.pipeline import fingerprint
 
@@ -35,7 +35,7 @@ _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba")  # what the 
 
 def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_counts: bool = False) -> dict[str, Any]:
     """Fill ``out``, all or nothing; returns what counts.json says."""
-    check_replaceable(out)
+    check_writable(out)
     # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
     # were fetched
     files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(raw.glob("[!.]*"))}

@@ -22,7 +22,7 @@ from scripts.scoring.perplexity import run_evaluation, scores
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = model_parser(__doc__, out="the folder for scores.json").parse_args(argv)
     config = given_config(arguments)
-    chosen = chosen_settings(arguments, config, language_model=True)
+    chosen = chosen_settings(arguments)
 
     check_writable(*(arguments.out / name for name in ("evaluate.log", "sentences.txt")))
     remove(arguments.out / "scores.json")

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_prepared(parser)
     arguments = parser.parse_args(argv)
     config = given_config(arguments)
-    chosen = chosen_settings(arguments, config, language_model=False)
+    chosen = chosen_settings(arguments)
     settings = generation_settings(config, chosen)
 
     languages = load_dataset(config.dataset).languages

@@ -36,7 +36,7 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.files import copy_file, read_json, write_json, write_lines
-from scripts.common.outputs import atomic_folder, check_replaceable, in_the_making, lock, remove
+from scripts.common.outputs import atomic_folder, check_writable, in_the_making, lock, remove
 from scripts.common.process import ask_python
 from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
@@ -159,7 +159,7 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
         origin: the folder with the archive in it, or that folder's address; None: the model's own.
         packed: the model is there as model.safetensors with config.json, too.
     """
-    check_replaceable(out)
+    check_writable(out)
     before, origin = read_json(out / MANIFEST, {}), origin or model.url
     fetched = in_the_making(out.with_name(model.archive), ".fetched")
     if re.match(r"(https?|ftp)://", origin):

@@ -1,9 +1,8 @@
 """Train the model of a configuration with fairseq-train, going on from where an earlier run of this command stopped.
 
-DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions), loss.png, and train.json with
-the facts of the run. If DIR holds checkpoints of other settings or other data, the command ends with a sentence. Where
-max-update or max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long
-it is to be.
+DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions) and train.json with the facts of
+the run. If DIR holds checkpoints of other settings or other data, the command ends with a sentence. Where max-update or
+max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
 --nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the
@@ -16,7 +15,6 @@ import shlex
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,46 +30,43 @@ from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.loss_curve import draw_losses
-from scripts.fairseq_io.precision import PrecisionChoice, check_precision, take_training_precision
-from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log_file
+from scripts.fairseq_io.precision import take_training_precision
+from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.pipeline.pipeline import digest_data, fingerprint
 
 STARTED = "started.json"
-TAKEN = "taken"  # in it, beside what the checkpoints were made from: the precision
 DIVERGED = "diverged.json"
 LOG = "train.log"
 LIMITS = ("max-update", "max-epoch")
 OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates that do not know where they are to end
 
 
-def prepare_folder(out: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """Make ``out`` the folder of this training, a new one or the one there; return what is known of its beginning.
+def prepare_folder(out: Path, identity: dict[str, Any]) -> None:
+    """Make ``out`` the folder of this training, a new one or the one there.
 
     Raises:
         UserError: there are files in the way that this command did not write, or checkpoints of another training.
     """
-    found = sorted(out.glob("checkpoint*.pt"))
-    started = read_json(out / STARTED, {}) if found else {}  # without any, nothing is to be protected
-    before = {key: value for key, value in started.items() if key != TAKEN}
-    if found and not started:
-        raise UserError(
-            f"{found[0]} was not written by this command (there is no {STARTED} beside it); move the checkpoints away, "
-            "or choose another folder"
-        )
-    if found and before != identity:
-        if not (raised := _raised_limits(before, identity)):
+    if found := sorted(out.glob("checkpoint*.pt")):  # without any, nothing is to be protected
+        before = read_json(out / STARTED, {})
+        before.pop("taken", None)  # which older versions noted beside it
+        if not before:
+            raise UserError(
+                f"{found[0]} was not written by this command (there is no {STARTED} beside it); move the checkpoints "
+                "away, or choose another folder"
+            )
+        if before != identity and not (raised := _raised_limits(before, identity)):
             raise UserError(
                 f"the checkpoints in {out} were made with other settings or data: change these back to go on, or keep "
                 f"them under another name (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train anew"
             )
-        print(f"train: the checkpoints in {out} were made with {raised}: going on", flush=True)
-    check_writable(*(out / name for name in (STARTED, LOG, "train.json", "loss.png")))
+        if before != identity:
+            print(f"train: the checkpoints in {out} were made with {raised}: going on", flush=True)
+    check_writable(*(out / name for name in (STARTED, LOG, "train.json")))
     claim(out, "checkpoint*.pt")
     for left in out.glob(".checkpoint*.lightconv"):  # of a kill while it was written
         remove(left)
-    return started
 
 
 def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
@@ -83,15 +78,6 @@ def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
     if not open_ended or beside[0] != beside[1] or any(old > new for _, old, new in limits):
         return None
     return " and ".join(f"{key} {old:,}" for key, old, new in limits if old < new)
-
-
-def take_recorded(config: Config, started: dict[str, Any], devices: Devices) -> PrecisionChoice:
-    """Choose the precision of a training; one that goes on keeps that in which it began, whatever is faster by now."""
-    if TAKEN not in started or started.get("precision") != config.precision:
-        return take_training_precision(config, devices)
-    began = PrecisionChoice(**started[TAKEN])
-    found = take_training_precision(replace(config, precision=began.precision), devices)
-    return began if found.precision == began.precision else found
 
 
 class Diverged(UserError):
@@ -172,14 +158,14 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     """Train in the folder ``out``, as the first of the machines that take part."""
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = config.training(seed) | {"data": digest_data(data)}
-    started = prepare_folder(out, identity)
+    prepare_folder(out, identity)
     batch = batch_per_device(config.batch, devices.total) if config.batch else config.train
     moved = checkpoints.go_on(out, devices.total, batch.get("max-tokens"))
-    taken = take_recorded(config, started, devices)
+    taken = take_training_precision(config, devices)
     for said in filter(None, (moved, taken.reason)):
         print(f"train: {said}", flush=True)
-    write_json(out / STARTED, identity | {TAKEN: asdict(taken)})
-    command = train_command(replace(config, precision=taken.precision), seed, data, out, devices)
+    write_json(out / STARTED, identity)
+    command = train_command(config, seed, data, out, devices)
     print(f"train: on {devices} in {taken.precision}", flush=True)
     if config.batch:
         print(
@@ -196,14 +182,14 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
         write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
         raise
     reporter.status.close()
-    whole = read_log_file(log)
+    with open(log, encoding="utf-8", errors="replace") as lines:
+        whole = read_log(lines)
     if whole.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {log}")
     facts = summary(whole) | {"devices": str(devices), "command": command}
     facts |= {"precision": taken.precision, "precision_reason": taken.reason}
-    draw_losses({config.name: {seed: whole}}, out / "loss.png")
     write_json(out / "train.json", facts)
-    print(f"trained for {facts['updates']:,} updates; the loss curve is {out / 'loss.png'}")
+    print(f"trained for {facts['updates']:,} updates; the losses are in {log}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -227,16 +213,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         node_rank=arguments.node_rank if arguments.nodes > 1 else 0,
         rendezvous=arguments.rendezvous,
     )
-    check_precision(arguments.precision, gpu=devices.gpu)
     seed = config.seeds[0] if arguments.seed is None else arguments.seed
     if devices.node_rank == 0:
-        print("train: checking every setting, the model and the lengths of all lines", flush=True)
+        print("train: checking the settings and the lengths of lines", flush=True)
         check_first(config, arguments.data, devices)
         with lock(arguments.out):
             train_here(config, seed, arguments.data, arguments.out, devices)
     else:  # the first machine has the folder, and says how it goes
-        taken = take_recorded(config, read_json(arguments.out / STARTED, {}), devices)
-        config = replace(config, precision=taken.precision)
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
         run_logged(command, log, lambda line: None, what="fairseq-train", defaults=threads(devices))

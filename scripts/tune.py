@@ -7,13 +7,11 @@ Length penalties (lenpen) only reorder these, so they cost nothing. Translations
 `score.metric` names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the
 first is taken.
 
-DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses). What
-a killed run had generated is used again.
+DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses).
 """
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,15 @@ from data_prep.dataset import load_dataset
 from scripts.average import average, choose
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
-from scripts.common.files import check_path, read_json, write_json
-from scripts.common.outputs import atomic_file, check_writable, remove, replace, work_folder
+from scripts.common.files import check_path, write_json
+from scripts.common.outputs import atomic_file, check_writable, in_the_making, remove, replace
 from scripts.common.terminal import aligned
 from scripts.fairseq_io import checkpoints, generation
 from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
 from scripts.fairseq_io.devices import find_devices
-from scripts.fairseq_io.generation import Hypothesis, best_text, prepared_lines, run_generation, write_hypotheses
+from scripts.fairseq_io.generation import best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised
 from scripts.pipeline.config import Config, combinations, config_parser, given_config
-from scripts.pipeline.pipeline import fingerprint
 from scripts.scoring.perplexity import run_evaluation, scores
 from scripts.scoring.score_names import NAMES
 
@@ -39,86 +36,70 @@ Trial = tuple[Candidate, float]  # with its score on validation
 
 
 class Sweep:
-    """The models and searches of one sweep, each made once, in scratch of the folder ``out``.
+    """The models and searches of one sweep; of the models one is kept at a time.
 
     Raises:
         UserError: there are fewer checkpoints than a candidate asks for.
     """
 
     def __init__(self, config: Config, checkpoints: Path, data: Path, out: Path, prepared: Path | None) -> None:
-        self.config, self.checkpoints, self.data, self.out, self.prepared = config, checkpoints, data, out, prepared
+        self.config, self.checkpoints, self.data, self.prepared = config, checkpoints, data, prepared
         self.gpu = find_devices().gpu
-
+        self.mean, self.last, self.log = in_the_making(out / "model.pt"), 0, out / "tune.log"
         if config.average:
             choose(checkpoints, max(config.tune.get("last", [config.average["last"]])), config.average["by"])
-        files = [*checkpoints.glob("checkpoint*.pt"), *data.iterdir()]
-        made_from = {
-            "generate": config.generate,
-            "average": config.average,
-            "files": {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files},
-        }
-        self.work = work_folder(out / "searches", made_from)
 
     def model(self, candidate: Candidate) -> Path:
-        """The model of a candidate, made if it is not there; one mean is kept at a time."""
+        """The model of a candidate."""
         if not self.config.average:
             return self.checkpoints / "checkpoint_best.pt"
-        last = candidate.get("last", self.config.average["last"])
-        path = self.work / f"last{last}.pt"
-        if not path.exists():
-            for other in self.work.glob("last*.pt"):
-                remove(other)
+        if self.last != (last := candidate.get("last", self.config.average["last"])):
             print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
-            checkpoints.save(average(choose(self.checkpoints, last, self.config.average["by"])), path)
-        return path
+            checkpoints.save(average(choose(self.checkpoints, last, self.config.average["by"])), self.mean)
+            self.last = last
+        return self.mean
 
     def search(self, candidate: Candidate) -> dict[str, Any]:
         """All hypotheses of the validation set that one search finished, without a penalty that only reorders them."""
         settings = generation_settings(self.config, candidate)
-        kept = self.work / f"{fingerprint([candidate.get('last'), settings])[:16]}.json"
-        if not kept.exists():
-            beam = settings.get("beam", BEAM)
-            settings |= {"nbest": beam, **({} if reordering(settings, None) is None else {"lenpen": 0})}
-            command = generate_command(self.config, settings, self.data, self.model(candidate), "valid", gpu=self.gpu)
-            label = "".join(f"{key} {value}, " for key, value in candidate.items())
-            print(f"tune: {label}generating valid", flush=True)
-            output = run_generation(command, "valid", kept.with_suffix(".log"), label=label)
-            languages = load_dataset(self.config.dataset).languages
-            lines = output.in_corpus_order(prepared_lines(self.prepared, "valid", languages, settings))
-            hypotheses = [
-                [asdict(one) for one in output.hypotheses[number]] for number in range(len(lines[generation.SOURCE]))
-            ]
-            write_json(kept, {"lines": lines, "hypotheses": hypotheses, "facts": output.facts})
-        return read_json(kept)
+        beam = settings.get("beam", BEAM)
+        settings |= {"nbest": beam, **({} if reordering(settings, None) is None else {"lenpen": 0})}
+        command = generate_command(self.config, settings, self.data, self.model(candidate), "valid", gpu=self.gpu)
+        label = "".join(f"{key} {value}, " for key, value in candidate.items())
+        print(f"tune: {label}generating valid", flush=True)
+        output = run_generation(command, "valid", self.log, label=label)
+        languages = load_dataset(self.config.dataset).languages
+        lines = output.in_corpus_order(prepared_lines(self.prepared, "valid", languages, settings))
+        hypotheses = [output.hypotheses[number] for number in range(len(lines[generation.SOURCE]))]
+        return {"lines": lines, "hypotheses": hypotheses, "facts": output.facts}
 
     def perplexity(self, candidate: Candidate) -> float:
         """A language model's perplexity on validation."""
-        kept = self.work / f"perplexity{candidate.get('last', '')}.json"
-        if not kept.exists():
-            command = evaluate_command(self.config, self.data, self.model(candidate), "valid", gpu=self.gpu)
-            output = run_evaluation(command, kept.with_suffix(".log"), units(self.config))
-            write_json(kept, output.facts | scores(output))
-        return float(read_json(kept)["perplexity"])
+        command = evaluate_command(self.config, self.data, self.model(candidate), "valid", gpu=self.gpu)
+        return scores(run_evaluation(command, self.log, units(self.config)))["perplexity"]
 
 
 def rescored(found: dict[str, Any], lenpen: float | None) -> list[str]:
     """Return what a search would have given with a length penalty; None for its own order."""
-    return [best_text([Hypothesis(**one) for one in several], lenpen or 0.0) for several in found["hypotheses"]]
+    return [best_text(several, lenpen or 0.0) for several in found["hypotheses"]]
 
 
-def tune_generation(sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]) -> list[Trial]:
-    """The score of every candidate; higher is better."""
-    config = sweep.config
-    tune = dict(config.tune)
+def tune_generation(
+    sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]
+) -> tuple[list[Trial], dict[str, Any]]:
+    """Return the score of every candidate, of which higher is better, and the search of the best."""
+    tune = dict(sweep.config.tune)
     lenpens = tune.pop("lenpen", [None])
-    tried = []
+    tried, kept = list[Trial](), dict[str, Any]()
     for candidate in combinations(tune):
         found = sweep.search(candidate)
         for lenpen in lenpens:
-            settings = generation_settings(config, candidate)
+            settings = generation_settings(sweep.config, candidate)
             score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][generation.REFERENCE])
+            if all(score > other for _, other in tried):
+                kept = found
             tried.append((candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
-    return tried
+    return tried, kept
 
 
 def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
@@ -128,15 +109,13 @@ def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
     return float(settings.get("lenpen", 1.0) if lenpen is None else lenpen)
 
 
-def write_valid(sweep: Sweep, best: Candidate, seed: int | None) -> None:
+def write_valid(config: Config, best: Candidate, found: dict[str, Any], seed: int | None, out: Path) -> None:
     """The hypotheses of the chosen candidate, as scripts.generate would have left them."""
-    config = sweep.config
-    found = sweep.search({key: value for key, value in best.items() if key != "lenpen"})
     settings = generation_settings(config, best)
     lines = found["lines"] | {generation.HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
     noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
     facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order
-    write_hypotheses(sweep.out / "valid", lines, facts | {"settings": noted})
+    write_hypotheses(out, lines, facts | {"settings": noted})
 
 
 def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
@@ -173,14 +152,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         from scripts.scoring.metrics import metric
 
-        tried = tune_generation(sweep, metric(config))
+        tried, found = tune_generation(sweep, metric(config))
         best = max(tried, key=lambda one: one[1])
         what = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
-        write_valid(sweep, best[0], arguments.seed)
+        write_valid(config, best[0], found, arguments.seed, out / "valid")
     write_sweep(out, what, tried, best)
-    if config.average:  # of the models the chosen one alone is left
+    if config.average:
         replace(sweep.model(best[0]), out / "model.pt")
-    remove(sweep.work)
 
 
 if __name__ == "__main__":

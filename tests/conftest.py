@@ -101,7 +101,7 @@ def loggers_as_new() -> None:
 
 def reset_loggers() -> None:
     """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
-    for name in ("fairseq", "hydra", "lightconv_plugin", "matplotlib"):
+    for name in ("fairseq", "hydra", "lightconv_plugin"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 

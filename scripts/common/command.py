@@ -1,14 +1,11 @@
 """Run a command: an error is one sentence and an exit status that is not 0, without a traceback."""
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from scripts.common.errors import UserError
-from scripts.common.process import interruptible
 from scripts.common.terminal import print_any_letter
 
 
@@ -27,25 +24,20 @@ def positive(text: str) -> int:
 
 
 def in_words(error: OSError) -> str:
-    """Return what went wrong with which file, and what to do."""
+    """Return what went wrong with which file."""
     if error.filename is None:
         return str(error.strerror or error)
-    path = Path(os.fsdecode(error.filename))
-    if isinstance(error, FileExistsError) and path.is_symlink() and not path.exists():
-        return f"{path} is a link to {path.readlink()}, which is not there; make that folder, or remove the link"
     if isinstance(error, FileExistsError | NotADirectoryError):
         return (
-            f"{path} is in the way, where a folder is needed ({error.strerror}); move it away, or choose another place"
+            f"{error.filename} is in the way, where a folder is needed ({error.strerror}); move it away, or choose "
+            "another place"
         )
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{error.strerror} ({error.filename}); nothing was written under its final name"
-    return f"{error.strerror}: cannot write {path}; nothing was written under its final name. Make room on that disk"
+    return f"{error.strerror} ({error.filename}); nothing was written under its final name"
 
 
 def run_command(main: Callable[[], None]) -> None:
     """Run a command's ``main`` and end the process: a UserError or a full disk is one message, not a traceback."""
     print_any_letter()
-    interruptible()
     try:
         main()
         sys.stdout.flush()

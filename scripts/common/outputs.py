@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common.errors import UserError, writing
+from scripts.common.errors import UserError
 
 LIST = ".lightconv"
 PATIENCE_SECONDS = 10.0  # a run that was just killed needs a moment until the programs it started have ended too
@@ -30,13 +30,13 @@ def in_the_making(path: Path, part: str = "") -> Path:
     return path.with_name(f".{path.name}{part}{LIST}")
 
 
-def _is_marked(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(LIST)
+def _is_mark(name: str) -> bool:
+    return name.startswith(".") and name.endswith(LIST)
 
 
 def _is_scratch(path: Path) -> bool:
     """Return True if ``path`` is in the making, or in a folder that is: all there is ours, and listed at the end."""
-    return any(map(_is_marked, (path, *path.parents)))
+    return any(map(_is_mark, path.parts))
 
 
 def _is_folder(path: Path) -> bool:
@@ -66,38 +66,25 @@ def _bears(path: Path, name: str) -> bool:
     return path.name == name or fnmatch.fnmatchcase(path.name, name)
 
 
-def _fits(path: Path, listed: Mapping[str, int | None]) -> bool:
-    return _is_marked(path) or any(
-        _bears(path, name) and size in (None, path.lstat().st_size) for name, size in listed.items()
-    )
-
-
 def _foreign(path: Path) -> list[Path]:
-    """Return a file, or the files in a folder and the folders in it that are not ours. An empty folder is nobody's."""
-    if not _is_folder(path):
-        return [path]
-    listed = _listed(path)
-    return [other for each in sorted(path.iterdir()) if not _fits(each, listed) for other in _foreign(each)]
+    """Return what is not ours: the file itself, or what is in the folder. An empty folder is nobody's."""
+    if _is_mark(path.name) or not os.path.lexists(path):
+        return []
+    if _is_folder(path):
+        return [other for each in sorted(path.iterdir()) for other in _foreign(each)]
+    sizes = [size for name, size in _listed(path.parent).items() if _bears(path, name)]
+    return [] if None in sizes or path.lstat().st_size in sizes else [path]
 
 
 def check_writable(*paths: Path) -> None:
-    """Refuse files that are there and are not ours, before the work whose results they are to hold."""
+    """Refuse files that are not ours, and folders that hold such, before the work whose results would replace them."""
     for path in paths:
-        if os.path.lexists(path) and not _fits(path, _listed(path.parent)):
+        if others := _foreign(path):
+            names = ", ".join(os.path.relpath(each, path.parent) for each in others[:3])
             raise UserError(
-                f"{path} is there, was not written there by this project as it is now, and would be replaced; "
-                "move it away, or choose another place"
+                f"{path} would be replaced, and holds what this project did not write there as it is now: {names}"
+                f"{' and more' if len(others) > 3 else ''}; move that away, or choose another place"
             )
-
-
-def check_replaceable(folder: Path) -> None:
-    """Refuse to replace a folder in which anything is not ours."""
-    if os.path.lexists(folder) and (others := _foreign(folder)):
-        names = ", ".join(os.path.relpath(each, folder.parent) for each in others[:3])
-        raise UserError(
-            f"{folder} would be replaced, and holds what this project did not write there as it is now: {names}"
-            f"{' and more' if len(others) > 3 else ''}; move that away, or choose another folder"
-        )
 
 
 def claim(folder: Path, *names: str) -> None:
@@ -117,19 +104,10 @@ def _claim_file(path: Path) -> None:
         claim(path.parent, path.name)
 
 
-def _complete_file(path: Path) -> None:
-    if not _is_scratch(path):
-        _enter(path.parent, {path.name: path.stat().st_size})
-
-
 def remove(path: Path) -> None:
     """Remove a file or a folder of ours; one that is not there is no error."""
     if not _is_scratch(path):
-        (check_replaceable if _is_folder(path) else check_writable)(path)
-    _clear(path)
-
-
-def _clear(path: Path) -> None:
+        check_writable(path)
     if _is_folder(path):
         shutil.rmtree(path)
     else:
@@ -140,7 +118,8 @@ def replace(made: Path, path: Path) -> None:
     """Give a file that was in the making its name, in place of one of ours."""
     _claim_file(path)
     os.replace(made, path)
-    _complete_file(path)
+    if not _is_scratch(path):
+        _enter(path.parent, {path.name: path.stat().st_size})
 
 
 @contextmanager
@@ -152,16 +131,15 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
     _claim_file(path)
     partial = in_the_making(path)
     options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    with writing(path), open(_alone(partial), mode, **options) as f:
+    with open(_alone(partial), mode, **options) as f:
         try:
             yield f
             f.flush()
             os.fsync(f.fileno())
-            os.replace(partial, path)
+            replace(partial, path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-    _complete_file(path)
 
 
 def _alone(partial: Path) -> int:
@@ -177,47 +155,33 @@ def _alone(partial: Path) -> int:
         os.close(held)  # it has just got its final name
 
 
-@contextmanager
-def open_own(path: Path, mode: str, **options: Any) -> Iterator[IO]:
+def open_own(path: Path, mode: str, **options: Any) -> IO:
     """Open a file of ours under its own name: a log that grows, or what lies in a folder in the making."""
     _claim_file(path)
-    with writing(path), open(path, mode, **options) as f:
-        yield f
+    return open(path, mode, **options)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; it takes the name ``path``, in place of one of ours, if the block ends well."""
-    check_replaceable(path)
+    check_writable(path)
     partial, old = in_the_making(path), in_the_making(path, ".old")
     if old.exists() and not path.exists():  # killed between two renames: the older one is the good one
         os.replace(old, path)
-    _clear(old)
-    with scratch_folder(partial):
+    remove(old)
+    remove(partial)
+    partial.mkdir(parents=True)
+    try:
         yield partial
-        _list_all(partial)
-        check_replaceable(path)
+        for each in [partial, *filter(_is_folder, partial.rglob("*"))]:  # what other programs wrote, too
+            _enter(each, {file.name: file.lstat().st_size for file in each.iterdir() if not _is_folder(file)})
+        check_writable(path)
         if path.exists():
             os.replace(path, old)
         os.replace(partial, path)
-        _clear(old)
-
-
-def _list_all(folder: Path) -> None:
-    """List all that is in a folder in the making, with sizes, also what other programs wrote."""
-    for each in [folder, *(path for path in folder.rglob("*") if _is_folder(path))]:
-        _enter(each, {path.name: path.lstat().st_size for path in each.iterdir() if not _is_folder(path)})
-
-
-@contextmanager
-def scratch_folder(place: Path) -> Iterator[Path]:
-    """Make an empty folder with a name of what is in the making, for as long as the block lasts."""
-    _clear(place)
-    place.mkdir(parents=True)
-    try:
-        yield place
+        remove(old)
     finally:
-        _clear(place)
+        remove(partial)
 
 
 def work_folder(path: Path, made_from: Any) -> Path:
@@ -230,7 +194,7 @@ def work_folder(path: Path, made_from: Any) -> Path:
     if not notes.exists() or json.loads(notes.read_text(encoding="utf-8")) != made_from:
         if notes.exists():
             print(f"note: the inputs or the code have changed since; this begins {path} anew", flush=True)
-        _clear(work)
+        remove(work)
         with atomic_file(notes) as f:
             json.dump(made_from, f)
     return work

@@ -27,25 +27,8 @@ _READABLE = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
 _FOR_SPEED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
-def interruptible() -> None:
-    """Make SIGTERM and SIGHUP unwind this process as Ctrl-C does, so that the programs it runs are ended first.
-
-    Under nohup, which ignores SIGHUP, it stays ignored.
-    """
-
-    def unwind(signum: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, unwind)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, unwind)
-
-
 def python_module(module: str) -> list[str]:
-    """Return the start of a command that runs a Python module, ours or another's, from any folder.
-
-    -P keeps the current folder from shadowing packages; ``environment`` says where ours are.
-    """
+    """Return the start of a command that runs a Python module; no package is shadowed by the current folder."""
     return [sys.executable, "-P", "-m", module]
 
 
@@ -88,8 +71,7 @@ def child(
 ) -> Iterator[subprocess.Popen]:
     """Start ``command`` in a process group of its own, and end the whole group when the block is left early.
 
-    ``env`` is added to ``environment``. Files that were made inheritable stay open in the child: a lock is held for as
-    long as anyone works under it.
+    ``env`` is added to ``environment``. Locks stay open in the child: they are held for as long as it works.
     """
     process = subprocess.Popen(
         command,
@@ -117,10 +99,7 @@ def child(
 
 @contextmanager
 def as_found() -> Iterator[None]:
-    """Put back the environment and the root logger, which torch's and fairseq's imports change.
-
-    What runs next in this process, and what it starts, finds what it would find in a process of its own.
-    """
+    """Put back the environment and the root logger, which torch's and fairseq's imports change."""
     environment_before, handlers, level = dict(os.environ), logging.root.handlers[:], logging.root.level
     try:
         yield
@@ -143,11 +122,9 @@ def run_logged(
 ) -> None:
     """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
 
-    ``cwd`` is the folder it runs in, if not this process's; ``defaults`` are variables of its environment, where this
-    process's does not say otherwise.
-    Standard output and standard error come through pipes of their own and are put together by whole lines, so that a
-    warning never lands in the middle of a line of output. (fairseq reports on either, by the order of its imports.)
-    Bytes that are not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
+    ``defaults`` are variables of its environment, where this process's does not say otherwise. Standard output and
+    standard error are put together by whole lines: no warning lands in the middle of a line of output. Bytes that are
+    not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
 
     Raises:
         UserError: it failed; the message has its last lines.

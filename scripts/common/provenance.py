@@ -76,9 +76,8 @@ def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
 
 def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
     """The version of each package, by the name it is installed under; None of one that is not installed."""
-    found: dict[str, str | None] = {}
-    for package in packages:
-        found[package] = None
+    found: dict[str, str | None] = dict.fromkeys(packages)
+    for package in found:
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

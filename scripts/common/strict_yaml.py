@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _content(text: str) -> Any:
-    """The values of a text. A suite's configurations share their bases, and parsing is what takes time."""
+    """The values of a text. Configurations share their bases, and parsing takes most of the time."""
     return yaml.load(text, _Loader)
 
 

@@ -46,12 +46,12 @@ class StatusLine:
 
 
 @contextmanager
-def shown(describe: Callable[[], str], *, every: float = 1.0) -> Iterator[None]:
-    """Show the state that ``describe`` returns, asked every so many seconds by a thread, until the block ends."""
+def shown(describe: Callable[[], str]) -> Iterator[None]:
+    """Show the state that ``describe`` returns, asked every second by a thread, until the block ends."""
     ended, status = threading.Event(), StatusLine()
 
     def run() -> None:
-        while not ended.wait(every):
+        while not ended.wait(1.0):
             status.update(describe())
 
     thread = threading.Thread(target=run, daemon=True)

@@ -1,4 +1,4 @@
-"""Compare runs: scores with intervals, verdicts on claims, the settings in which they differ, loss curves.
+"""Compare runs: scores with intervals, verdicts on claims, the settings in which they differ.
 
   python -m scripts.compare work/X/A work/X/B    runs that there are; the first is what the others are compared with
   python -m scripts.compare FILE.yaml            those of a comparison file, and its claims (scripts/compare/plan.py)
@@ -19,7 +19,7 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file, check_writable
-from scripts.compare.page import as_markdown, as_text, claims, draw
+from scripts.compare.page import as_markdown, as_text, claims
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce
 from scripts.tables.records import read_record
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("what", type=Path, nargs="+", metavar="FILE | RUN", help="a comparison file, or folders work/<dataset>/<model>")
-    add("--out", type=Path, metavar="FILE", help="write a page in Markdown, with the loss curves in a .svg beside it")
+    add("--out", type=Path, metavar="FILE", help="write a page in Markdown")
     add("--work", type=Path, nargs="+", metavar="DIR", default=[CHECKOUT / "work"], help="see above (default: work)")
     add("--run", action="store_true", help="run what is missing first")
     add("--seeds", metavar="N,N", help="run these seeds alone")
@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options and not arguments.run:
         parser.error(f"unknown: {' '.join(options)}; with --run they would go to scripts.reproduce")
     failed, verdicts, about = list[str](), list[str](), "A comparison"
-    losses = arguments.out and arguments.out.with_suffix(".losses.svg")
-    check_writable(*([arguments.out, losses] if arguments.out else []))
+    check_writable(*([arguments.out] if arguments.out else []))
     if arguments.what[0].suffix == ".yaml":
         if len(arguments.what) > 1:
             raise UserError(f"{len(arguments.what)} files were given; a comparison is one file, or folders of runs")
@@ -76,15 +75,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         by_name = {run.name: run for run in runs}
         baseline, about = by_name.get(comparison.baseline, runs[0]), comparison.about
         verdicts = claims(comparison, by_name)
-        folders = {run.name: arguments.work[0] / run.record["dataset"] / run.record["model"] for run in runs}
     else:
-        folders = read_folders(arguments.what)
-        runs = [Run(name, read_record(folder / "record.json")) for name, folder in folders.items()]
+        folders = read_folders(arguments.what).items()
+        runs = [Run(name, read_record(folder / "record.json")) for name, folder in folders]
         baseline = runs[0]
     if arguments.out is None:
         print(as_text(runs, baseline, verdicts))
     else:
-        page = as_markdown(about, runs, baseline, verdicts, draw(folders, losses))
+        page = as_markdown(about, runs, baseline, verdicts)
         with atomic_file(arguments.out) as f:
             f.write(page)
         print(f"the page: {arguments.out}")

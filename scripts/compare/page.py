@@ -1,4 +1,4 @@
-"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ, losses.
+"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ.
 
 The interval of a difference has two parts, as of independent errors: the test set's, by paired bootstrap, and the
 seeds', by one deviation, pooled over the models of several seeds. That is a rough estimate from few seeds, so the
@@ -8,7 +8,6 @@ interval is Student's, with Satterthwaite's degrees of freedom.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
 
@@ -17,8 +16,6 @@ from scipy.stats import t as student
 from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock, markdown_table
 from scripts.compare.plan import Claim, Comparison, Run
-from scripts.fairseq_io.loss_curve import draw_losses
-from scripts.fairseq_io.trainlog import read_log_file
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.scoring.significance import standard_error
@@ -195,8 +192,8 @@ def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str], losses: Path | None) -> str:
-    """All of it as a page, with the picture ``losses`` beside it."""
+def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
+    """All of it as a page."""
     gained, chance = gains(runs, baseline)
     (header, *rows), different = figures(runs, baseline, gained), differences(runs)
     parts = [
@@ -207,22 +204,5 @@ def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequen
         markdown_table(header, rows),
         chance,
         markdown_table(["different in", *(run.name for run in runs)], different) if different else "",
-        f"![losses of all runs]({losses.name})" if losses else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def draw(folders: Mapping[str, Path], out: Path) -> Path | None:
-    """Draw the losses of every seed that has been begun in some runs' folders; None if there are none."""
-    logs = {
-        name: {
-            int(path.parts[-3].removeprefix("seed")): log
-            for path in sorted(folder.glob("seed[0-9]*/checkpoints/train.log"))
-            if (log := read_log_file(path)).train_loss or log.valid_loss
-        }
-        for name, folder in folders.items()
-    }
-    if not any(logs.values()):
-        return None
-    draw_losses(logs, out)
-    return out

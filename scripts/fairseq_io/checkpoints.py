@@ -47,10 +47,7 @@ def save(state: dict[str, Any], out: Path) -> None:
     import torch
 
     with atomic_file(out, "wb") as f:
-        try:
-            torch.save(state, f)
-        except RuntimeError as error:  # behind which torch hides a full disk
-            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+        torch.save(state, f)
 
 
 def go_on(folder: Path, devices: int, max_tokens: int | None) -> str | None:

@@ -17,15 +17,14 @@ from scripts.scoring.detokenise import SAME_UNITS
 
 BEAM = 5  # fairseq-generate's default
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
-# fairseq leaves out the last sentences of a subset, without a word, where they do not fill a batch of a multiple of 8.
-WHOLE = {"required-batch-size-multiple": 1}
+WHOLE = {"required-batch-size-multiple": 1}  # of a subset no sentence is left out
 # the plugin's tasks and losses that give the same in less time
 FASTER_TASKS = {"translation": "pla_translation"}
 FASTER_CRITERIONS = {"label_smoothed_cross_entropy": "pla_label_smoothed_cross_entropy"}
 # what a language model is trained on is what it must be evaluated on; fairseq-eval-lm has other defaults
 LM_TASK = ("sample-break-mode", "tokens-per-sample", "add-bos-token")
 # fairseq-generate has limits of its own, and refuses longer lines than the smaller of both
-POSITIONS = ("max-source-positions", "max-target-positions")
+POSITIONS: tuple[str, ...] = ("max-source-positions", "max-target-positions")
 # of the settings of generation these decide its speed, and are those of the section `speed`
 SPEED = ("beam", "batch-size")
 _NOT_TIMED = (*SPEED, "max-tokens")

@@ -1,8 +1,6 @@
 """The devices that training runs on, and the tokens of an update on each."""
 
 import functools
-import json
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -20,7 +18,6 @@ class Devices:
 
     gpu: bool
     count: int
-    bf16: bool = False
     nodes: int = 1
     node_rank: int = 0
     rendezvous: str | None = None  # HOST:PORT of the first machine
@@ -37,13 +34,12 @@ class Devices:
 
 
 @functools.cache
-def _installed() -> tuple[int, bool]:
-    """Number of GPUs that torch sees, and whether they compute in bfloat16. A process asks: torch is heavy."""
-    said, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
-    gpus, bf16 = json.loads(said)
-    if not gpus and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
+def _installed() -> int:
+    """Number of GPUs that torch sees. A process asks: torch is heavy."""
+    gpus, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
+    if gpus == "0" and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
-    return gpus, bf16
+    return int(gpus)
 
 
 def find_devices(
@@ -64,22 +60,14 @@ def find_devices(
         rendezvous: HOST:PORT at which they meet, of the machine 0.
 
     Raises:
-        UserError: there are not so many, or several machines have no place to meet, or SLURM gave GPUs that torch does
-            not see.
+        UserError: there are not so many, or several machines have no place to meet.
     """
-    (gpus, bf16), given = _installed(), os.environ.get("SLURM_GPUS_ON_NODE", "0")
-    if not gpus and given != "0" and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-        raise UserError(
-            f"SLURM gives this machine {given} GPUs, and torch sees none: see nvidia-smi there, and leave the machine "
-            "out with --exclude; CUDA_VISIBLE_DEVICES= (empty) trains on the CPU"
-        )
+    gpus = _installed()
     if gpus and count is not None and count > gpus:
         raise UserError(f"--devices is {count}, but torch sees {gpus} GPUs; ask for at most {gpus}")
-    if nodes > 1 and not (rendezvous and rendezvous.rpartition(":")[2].isdigit()):
-        raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, a port of the first machine; got {rendezvous}")
-    if not 0 <= node_rank < nodes:
-        raise UserError(f"--node-rank is {node_rank}, expected 0 to {nodes - 1}, a different one on each machine")
-    return Devices(gpus > 0, count or gpus or min(cpu_processes, available_cores()), bf16, nodes, node_rank, rendezvous)
+    if nodes > 1 and rendezvous is None:
+        raise UserError(f"--nodes {nodes} needs --rendezvous HOST:PORT, a port of the first machine")
+    return Devices(gpus > 0, count or gpus or min(cpu_processes, available_cores()), nodes, node_rank, rendezvous)
 
 
 def batch_per_device(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
@@ -123,5 +111,4 @@ def launcher(devices: Devices) -> list[str]:
 if __name__ == "__main__":
     import torch
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    print(json.dumps([found, found > 0 and torch.cuda.is_bf16_supported(including_emulation=False)]))
+    print(torch.cuda.device_count() if torch.cuda.is_available() else 0)

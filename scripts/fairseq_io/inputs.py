@@ -7,7 +7,7 @@ from typing import Any
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.common.files import check_path, read_json
-from scripts.pipeline.config import SUBSETS, Config, config_parser
+from scripts.pipeline.config import SUBSETS, config_parser
 
 
 def user_dir() -> Path:
@@ -35,19 +35,13 @@ def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
     return parser
 
 
-def chosen_settings(arguments: argparse.Namespace, config: Config, *, language_model: bool) -> dict[str, Any]:
-    """Return what tuning chose, once data and model are known to be there, and the model to be of the right kind."""
-    if (config.metric == "perplexity") is not language_model:
-        instead = "scripts.generate, which translates" if language_model else "scripts.evaluate, for language models"
-        raise UserError(f"{config.path}: `score.metric` is {config.metric}; take {instead}")
+def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what tuning chose, once data and model are known to be there."""
     check_binarised(arguments.data)
     if not arguments.model.is_file():
         raise UserError(f"no model {arguments.model}; expected what scripts.train or scripts.average wrote")
     check_path(arguments.model)
-    tuned = read_json(arguments.tuned) if arguments.tuned else {"chosen": {}}
-    if "chosen" not in tuned:
-        raise UserError(f"--tuned {arguments.tuned} does not say what was `chosen`; give the tune.json of scripts.tune")
-    return dict(tuned["chosen"])
+    return dict(read_json(arguments.tuned)["chosen"]) if arguments.tuned else {}
 
 
 def add_prepared(parser: argparse.ArgumentParser) -> None:

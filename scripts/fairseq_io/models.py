@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import re
 import shlex
 import textwrap
 from argparse import Namespace
@@ -66,11 +65,7 @@ def parse(command: Command) -> argparse.Namespace:
     parser = getattr(options, PARSERS[command.module])()
 
     def refuse(text: str) -> NoReturn:
-        said = textwrap.shorten(text, 240)
-        flag = next((name for name in re.findall(r"--([\w-]+)", text) if name in command.keys), None)
-        if flag is None:
-            raise UserError(f"{command.path}: {command.name} refuses its flags: {said}")
-        raise command.refusal(flag, f"which {command.name} refuses: {said}")
+        raise UserError(f"{command.path}: {command.name} refuses its flags: {textwrap.shorten(text, 240)}")
 
     parser.error = refuse
     flags = command.words[command.words.index(command.module) + 1 :]
@@ -116,16 +111,6 @@ def stand_in_dictionary(size: int) -> Any:
             return size
 
     return StandIn()
-
-
-@contextmanager
-def stand_in_dictionaries(size: int, *, joined: bool) -> Iterator[None]:
-    """Have tasks set up without data, each dictionary being of so many types; ``joined``: the same for both sides."""
-    from fairseq.data import Dictionary
-
-    one = stand_in_dictionary(size)
-    with patch.object(Dictionary, "load", lambda *_, **__: one if joined else stand_in_dictionary(size)):
-        yield
 
 
 def training_arguments(flags: list[str]) -> Namespace:

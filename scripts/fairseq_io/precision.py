@@ -18,7 +18,6 @@ from scripts.fairseq_io.devices import Devices
 from scripts.pipeline.config import Config
 
 VARIABLE = "LIGHTCONV_MATMUL"
-CHOSEN_HERE = ("auto", "bf16")  # they become another precision by the machine
 OURS = "pla_"  # begins the names of the plugin's architectures
 
 
@@ -41,31 +40,19 @@ def take_precision(asked: str, devices: Devices, train: Mapping[str, Any], *, au
         devices: where it runs.
         train: the flags that the model is trained with; of a published one, which is the plugin's, none are known.
         auto_on_gpu: the precision that auto is on a GPU.
-
-    Raises:
-        UserError: bf16 is asked for on GPUs that do not compute in it.
     """
     if devices.gpu:
-        taken = auto_on_gpu if asked == "auto" else asked
-        if taken == "bf16" and not devices.bf16:
-            raise UserError("precision is bf16, which these GPUs do not compute in; take fp16 or fp32")
-        return PrecisionChoice(taken, f"auto is {taken} on a GPU" if asked == "auto" else None)
+        taken, reason = (auto_on_gpu, f"auto is {auto_on_gpu} on a GPU") if asked == "auto" else (asked, None)
+        return PrecisionChoice(taken, reason)
     if asked == "fp16":
-        return PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: trained in fp32")
+        return PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: it is fp32")
     if asked == "fp32":
         return PrecisionChoice("fp32")
     if not str(train.get("arch", OURS)).startswith(OURS):
         return PrecisionChoice("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
-    if asked == "bf16":
-        lacking = bf16_reasons()["unsupported"]
-        return PrecisionChoice("fp32", f"bf16 takes fp32: {lacking}") if lacking else PrecisionChoice("bf16")
-    if devices.nodes > 1:
-        return PrecisionChoice(
-            "fp32", "auto takes fp32: the processors of several machines may differ; ask for bf16 by name"
-        )
-    if slower := bf16_reasons()["slower"]:
-        return PrecisionChoice("fp32", f"auto takes fp32: {slower}")
-    return PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it")
+    if why_not := bf16_reasons()["unsupported" if asked == "bf16" else "slower"]:
+        return PrecisionChoice("fp32", f"{asked} takes fp32: {why_not}")
+    return PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it" if asked == "auto" else None)
 
 
 def take_training_precision(config: Config, devices: Devices) -> PrecisionChoice:
@@ -79,20 +66,9 @@ def take_search_precision(asked: str, devices: Devices, train: Mapping[str, Any]
     Raises:
         UserError: fairseq-generate does not compute in the precision; its --bf16 changes nothing.
     """
-    check_precision(asked, gpu=devices.gpu)
     if asked == "bf16" and devices.gpu:
         raise UserError("--precision is bf16, and on a GPU fairseq generates in fp32 or fp16; take one of these")
     return take_precision(asked, devices, train, auto_on_gpu="fp32")
-
-
-def check_precision(given: str | None, *, gpu: bool) -> None:
-    """Refuse a precision that the command line asks for and the devices do not have.
-
-    Raises:
-        UserError: it is fp16 and there is no GPU.
-    """
-    if given == "fp16" and not gpu:
-        raise UserError("--precision is fp16, which is for GPUs, and torch sees none; take fp32 or bf16")
 
 
 @functools.cache

@@ -4,10 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from scripts.common.errors import UserError
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (train_inner|train|valid) \| (\{.*\})$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
@@ -16,6 +13,7 @@ _EXPLODED = re.compile(r"FloatingPointError: (.*)")
 _TOLD = re.compile(
     r"([\d,]+ samples have invalid sizes and will be skipped.*?)(, first few sample ids.*)?$"
     r"|(lightconv_plugin: (?:the native backend is passed over|compiling its C\+\+).*)$"
+    r"|(\w+ not found, (?:please|pip) install.*)$"
 )
 _BACKEND = re.compile(r"lightconv_plugin: (\S+) runs on the (\S+) backend")
 
@@ -63,7 +61,7 @@ class TrainLog:
             self._earlier, self._this = self._earlier + self._this, 0.0  # a run begins, and fairseq's clock with it
         if found := _EXPLODED.search(line):
             self.exploded = found[1]
-        if (found := _TOLD.search(line)) and (text := found[1] or found[3]) not in self.told:
+        if (found := _TOLD.search(line)) and (text := found[1] or found[3] or found[4]) not in self.told:
             self.told.append(text)
         progress = parse_progress(line)
         if progress is None:
@@ -78,15 +76,6 @@ class TrainLog:
             if "wps" in progress.values:
                 self.tokens_per_second.append(progress.values["wps"])
         return progress
-
-
-def read_log_file(path: Path) -> TrainLog:
-    """Everything in the training log that is a file."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as f:
-            return read_log(f)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give a train.log that scripts.train wrote") from error
 
 
 def read_log(lines: Iterable[str]) -> TrainLog:

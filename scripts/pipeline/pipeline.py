@@ -9,10 +9,9 @@ own, which the next stage's fingerprint takes in: a stage that ran again makes a
 import hashlib
 import importlib
 import json
-import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import Any
 
 from scripts.common.errors import UserError
 from scripts.common.files import digest, write_json
-from scripts.common.outputs import check_replaceable, check_writable, remove
-from scripts.common.process import as_found, child
+from scripts.common.outputs import check_writable, remove
+from scripts.common.process import as_found
 from scripts.common.provenance import git_state
 from scripts.common.terminal import clock
 
@@ -39,10 +38,6 @@ class Stamp:
     git: dict[str, Any] | None
     files: dict[str, int]  # what the stage wrote, with sizes
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def write(self, folder: Path) -> None:
-        """Declare a stage's folder complete."""
-        write_json(folder / STAMP, asdict(self))
 
 
 def read_stamp(folder: Path) -> Stamp | None:
@@ -101,7 +96,6 @@ class Stage:
     # those of its files that must still be there for it to count as done (checkpoints may be cleared away); None: all
     key_files: tuple[str, ...] | None = None
     replaces: bool = False  # the folder is made as a whole, in place of an older one
-    prefix: Sequence[str] = ()  # what starts its commands, such as srun and its flags; otherwise they run here
     given: Callable[[], str | None] = lambda: None  # gives the fingerprint of files from outside, or None
     fairseq: Callable[[], list[list[str]]] = lambda: []  # gives fairseq's commands behind its own, for people to read
 
@@ -149,7 +143,7 @@ class Pipeline:
             found = sizes(stage.folder)
             files = found if stage.key_files is None else {name: found[name] for name in stage.key_files}
             seconds, finished = round(time.monotonic() - start, 1), datetime.now(UTC).isoformat(timespec="seconds")
-            Stamp(made_from, given, seconds, finished, git, files).write(stage.folder)
+            write_json(stage.folder / STAMP, asdict(Stamp(made_from, given, seconds, finished, git, files)))
             print(f"== {stage.title}: done in {clock(seconds)}", flush=True)
             ran = True
         return ran
@@ -190,9 +184,7 @@ class Pipeline:
         """Refuse files that are in the way of a stage, before the first stage runs."""
         for key, reason in self.to_do(keys).items():
             stage = self.stages[key]
-            if stage.replaces and reason:
-                check_replaceable(stage.folder)
-            check_writable(stage.folder / STAMP)
+            check_writable(stage.folder if stage.replaces and reason else stage.folder / STAMP)
 
     def completed(self) -> dict[str, Stamp]:
         """Return the stamps of the stages that are complete, by key."""
@@ -202,13 +194,8 @@ class Pipeline:
 def _run_command(stage: Stage, command: list[str]) -> None:
     _, module, *words = command
     try:
-        if not stage.prefix:
-            with as_found():
-                importlib.import_module(module).main(words)
-            return
-        with child([*stage.prefix, sys.executable, "-P", *command]) as process:
-            if status := process.wait():
-                raise UserError(f"{stage.prefix[0]} ended with status {status}")
+        with as_found():
+            importlib.import_module(module).main(words)
     except UserError as error:
         raise UserError(
             f"the stage {stage.title} failed: {error}\nWhat was complete before is kept; the same command goes on from "

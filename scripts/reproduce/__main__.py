@@ -9,13 +9,8 @@ Before the first stage that runs, scripts.check checks the whole configuration; 
 `tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
 `generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
 goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
-
-Several machines train together with --nodes and --rendezvous; --launch starts the training on all of them:
-  python -m scripts.reproduce CONFIG --nodes 4 --rendezvous $HOSTNAME:29500 --launch "srun --ntasks-per-node=1"
 """
 
-import functools
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +21,9 @@ from scripts.common import CHECKOUT
 from scripts.common.command import positive, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import check_writable, lock
-from scripts.fairseq_io.devices import find_devices
 from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
 from scripts.reproduce.outcome import outcome
-from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Launch, Run, build_run, seed_root
+from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, build_run, seed_root
 from scripts.tables.records import as_text, read_record
 
 
@@ -50,7 +44,7 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     chosen, first = run.chosen(names, seeds), names[0]
     to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
     if to_do not in (None, "train"):
-        print("== check: every setting of the configuration, and the model built without weights", flush=True)
+        print("== check: the settings of the configuration", flush=True)
         check_first(run.config)
     check_writable(run.record)
     run.check_places(chosen)
@@ -116,38 +110,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
     add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go (default: work)")
     add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
-    add("--untrained", action="store_true", help="train nothing: measure the speed of random weights (Tables 3, 7)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
     shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
     add = parser.add_argument_group("training").add_argument
     add("--devices", type=positive, metavar="N", help="the first N GPUs (default: all), or N CPU processes")
-    add("--nodes", type=positive, metavar="N", help="N machines, each with as many devices")
-    add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first")
     add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
-    add("--launch", metavar="COMMAND", type=shlex.split, default=[], help="starts the training on each of the machines")
     arguments = parser.parse_args(argv)
     names = [*NAMES[NAMES.index(arguments.first) : NAMES.index(arguments.last) + 1]]
     if not names:
         parser.error(f"--from {arguments.first} comes after --to {arguments.last}; the order is {', '.join(NAMES)}")
     if arguments.raw and "download" not in names:
         parser.error(f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two")
-    if arguments.dataset and "/" in arguments.dataset:
-        parser.error(f"--dataset is {arguments.dataset}, expected a name, which its folder in work/ has too")
     config = given_config(arguments, precision=arguments.precision)
     seeds = choose_seeds(config, arguments.seeds)
-    passed = {name: getattr(arguments, name) for name in ("devices", "nodes", "rendezvous", "precision")}
-    flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-    several = {"nodes": arguments.nodes or 1, "rendezvous": arguments.rendezvous}
-    launch = Launch(arguments.launch, flags, functools.partial(find_devices, arguments.devices, **several))
-    run = build_run(config, arguments.work, arguments.raw, launch, untrained=arguments.untrained)
+    options = {"devices": arguments.devices, "precision": arguments.precision}
+    run = build_run(config, arguments.work, arguments.raw, **options)
     if arguments.print:
         print(run.show_whole(names, seeds))
     elif arguments.dry_run:
         print(run.show_to_do(names, seeds))
-    elif not run.chosen(names, seeds) and names != ["table"]:
-        there = ", ".join(dict.fromkeys(stage.name for stage in run.stages.values()))
-        raise UserError(f"{config.path} has no stage {', '.join(names)}; its stages are {there}, table")
     else:
         run_stages(run, names, seeds)
 

@@ -1,4 +1,4 @@
-"""A run's end for people: lines of its test set, the picture of its losses, the command that translates with it."""
+"""A run's end for people: lines of its test set, and the command that translates with it."""
 
 import shlex
 import shutil
@@ -27,27 +27,25 @@ def typed(module: str, *words: str) -> str:
 
 
 def outcome(run: Run) -> str:
-    """Return what there is to look at, of the best seed where there is one; nothing of a run without a training."""
-    record, parts = read_json(run.record), []
-    best, translates = record["best_seed"], run.config.metric != "perplexity"
-    roots = [seed_root(run.model_root, seed) for seed in (record["seeds"] if best is None else [best])]
+    """Return what there is to look at of the best seed; nothing of a language model, or where no seed is the best."""
+    best, summarises = read_json(run.record)["best_seed"], run.config.metric == "rouge"
+    if best is None or run.config.metric == "perplexity":
+        return ""
     source, *_ = languages = load_dataset(run.config.dataset).languages
-    untouched = [run.dataset_root / "prepared" / "raw" / f"test.{language}" for language in languages]
-    if best is not None and translates:
-        kept = [roots[0] / "hypotheses" / name for name in ("source.tok", "reference.tok")]
-        files = [text if text.exists() else tok for text, tok in zip(untouched, kept, strict=True)]
-        files.append(roots[0] / "scores" / "test" / "hypotheses.detok")
-        lines = list(zip(*map(read_lines, files), strict=True))
-        # an article does not end; a sentence is shown whole
-        most = shutil.get_terminal_size().columns - 12 if run.config.metric == "rouge" else None
-        for texts in lines[:: max(1, len(lines) // _SHOWN)][:_SHOWN]:
-            names = ("source", "reference", "hypothesis")
-            parts.append("\n".join(f"{name:10}  {text[:most]}" for name, text in zip(names, texts, strict=True)))
-    losses = [near(picture) for root in roots if (picture := root / "checkpoints" / "loss.png").exists()]
-    parts += [f"losses: {' '.join(losses)}"] if losses else []
-    if best is not None and translates and untouched[0].exists():
-        file = shlex.quote(near(untouched[0]))
+    untouched, root = run.dataset_root / "prepared" / "raw", seed_root(run.model_root, best)
+    texts = [untouched / f"test.{language}" for language in languages]
+    if not all(text.exists() for text in texts):
+        texts = [root / "hypotheses" / name for name in ("source.tok", "reference.tok")]
+    lines = list(zip(*map(read_lines, [*texts, root / "scores" / "test" / "hypotheses.detok"]), strict=True))
+    # an article does not end; a sentence is shown whole
+    most = shutil.get_terminal_size().columns - 12 if summarises else None
+    parts = [
+        f"source      {line[:most]}\nreference   {reference[:most]}\nhypothesis  {hypothesis[:most]}"
+        for line, reference, hypothesis in lines[:: max(1, len(lines) // _SHOWN)][:_SHOWN]
+    ]
+    if (untouched / f"test.{source}").exists():
+        file = shlex.quote(near(untouched / f"test.{source}"))
         command = typed("scripts.translate", near(run.model_root))
-        verb = "summarise" if run.config.metric == "rouge" else "translate"
+        verb = "summarise" if summarises else "translate"
         parts.append(f"{verb} any text in {source}, a line each:\n  head -n 3 {file} | {command}")
     return "\n\n".join(parts)

@@ -6,7 +6,7 @@ work/<dataset>/<model>/{selection,speed}, record.json
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from scripts.common.files import read_json, write_json
 from scripts.common.provenance import git_state, machine, versions
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.commands import evaluate_command, generate_command, generation_settings, shell, train_command
-from scripts.fairseq_io.devices import Devices, find_devices
+from scripts.fairseq_io.devices import find_devices
 from scripts.pipeline.config import Config, load_config
 from scripts.pipeline.pipeline import Pipeline, Stage, digest_data, fingerprint, read_stamp
 from scripts.scoring.selection import numbers, summarise
@@ -62,14 +62,7 @@ def baseline_config(config: Config) -> Config | None:
     if "baseline" not in config.speed:
         return None
     path = config.path.parent / config.speed["baseline"]
-    if path.resolve() == config.path.resolve():
-        return None
-    baseline = load_config(path, config.other_dataset)
-    if baseline.dataset != config.dataset:
-        raise UserError(
-            f"{config.path}: `speed.baseline` is of the dataset {baseline.dataset}, expected one of {config.dataset}"
-        )
-    return baseline
+    return None if path.resolve() == config.path.resolve() else load_config(path, config.other_dataset)
 
 
 def seed_facts(root: Path, done: Collection[str], settings: dict[str, Any]) -> dict[str, Any]:
@@ -173,29 +166,19 @@ class Run(Pipeline):
 
 def _commands(stage: Stage) -> str:
     """Return a stage's title, what is typed to run it, and as comments fairseq's commands that it comes down to."""
-    lines = [f"# {stage.title}", *(shlex.join([*stage.prefix, "python", *command]) for command in stage.commands)]
+    lines = [f"# {stage.title}", *(shlex.join(["python", *command]) for command in stage.commands)]
     for command in stage.fairseq():
         lines += [f"# {line}" for line in ("which runs:", *shell(command).split("\n"))]
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Options of the stage train beside the configuration: where it runs changes nothing about its result."""
-
-    prefix: Sequence[str] = ()  # goes before the command: srun and its flags
-    arguments: Sequence[str] = ()  # --devices, --nodes, --rendezvous, --precision
-    find: Callable[..., Devices] = find_devices  # the devices of the first machine
-
-
 def build_run(
-    config: Config, work: Path, raw: Path | None = None, launch: Launch | None = None, *, untrained: bool = False
+    config: Config, work: Path, raw: Path | None = None, *, devices: int | None = None, precision: str | None = None
 ) -> Run:
-    """Lay out the folders and commands of a configuration; ``untrained``: only those of the speed of random weights.
+    """Lay out the folders and commands of a configuration, trained on so many devices, in another precision.
 
     Raises:
-        UserError: the model's name is taken by a folder of the data, or its baseline cannot be read; the speed of
-            random weights is asked for where none is measured, or the model has been trained.
+        UserError: the model's name is taken by a folder of the data, or its baseline cannot be read.
     """
     root, model, dataset = work / config.dataset, work / config.dataset / config.name, load_dataset(config.dataset)
     if config.name in RESERVED:
@@ -203,29 +186,22 @@ def build_run(
             f"{config.path}: a model cannot be called {config.name}, the data lie in that folder; rename the file"
         )
 
-    stages = data_stages(dataset, root, raw=raw)
-    if not untrained:
-        for seed in config.seeds:
-            stages += _seed_stages(config, seed, root, seed_root(model, seed), launch or Launch())
-        scores = tuple(stage.key for stage in stages if stage.name == "score")
-        select = ["-m", "scripts.reproduce.select", *config.arguments]
-        select += ["--run", str(model), "--out", str(model / "selection")]
-        stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
-    elif not config.speed:
-        raise UserError(f"{config.path} has no section `speed`, which is all that --untrained measures")
-    elif read_stamp(model / "selection") is not None:
-        raise UserError(f"{model} holds a trained model; leave --untrained out, and its own speed is measured")
+    stages, given = data_stages(dataset, root, raw=raw), {"devices": devices, "precision": precision}
+    for seed in config.seeds:
+        stages += _seed_stages(config, seed, root, seed_root(model, seed), given)
+    where, scores = ["--run", str(model)], tuple(stage.key for stage in stages if stage.name == "score")
+    select = ["-m", "scripts.reproduce.select", *config.arguments, *where, "--out", str(model / "selection")]
+    stages.append(Stage("select", model / "selection", {"metric": config.metric}, [select], scores))
     if config.speed:
         baseline = baseline_config(config)
-        chosen = read_stamp(root / baseline.name / "selection") if baseline and not untrained else None
+        chosen = read_stamp(root / baseline.name / "selection") if baseline else None
         inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
-        speed = ["-m", "scripts.speed", *config.arguments, "--run", str(model), "--data", str(root / "binarised")]
-        command = [*speed, "--out", str(model / "speed"), *(["--untrained"] if untrained else [])]
-        stages.append(Stage("speed", model / "speed", inputs, [command], ("binarise" if untrained else "select",)))
+        speed = ["-m", "scripts.speed", *config.arguments, *where, "--data", str(root / "binarised")]
+        stages.append(Stage("speed", model / "speed", inputs, [[*speed, "--out", str(model / "speed")]], ("select",)))
     return Run({stage.key: stage for stage in stages}, config, root, model)
 
 
-def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Launch) -> list[Stage]:
+def _seed_stages(config: Config, seed: int, data: Path, root: Path, given: dict[str, Any]) -> list[Stage]:
     binarised, prepared, checkpoints = data / "binarised", ["--prepared", data / "prepared"], root / "checkpoints"
     model, tuned = model_file(config, root), root / "tuned" / "tune.json" if is_tuned(config) else None
     subsets = ["valid", "test"] if tuned or len(config.seeds) > 1 or config.metric == "perplexity" else ["test"]
@@ -237,7 +213,7 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         stages.append(Stage(name, folder, inputs, lines, (before,), seed, **more))
 
     def trained() -> list[list[str]]:
-        devices = launch.find(cpu_processes=config.cpu_processes)
+        devices = find_devices(given["devices"], cpu_processes=config.cpu_processes)
         return [train_command(config, seed, binarised, checkpoints, devices)]
 
     def generated() -> list[list[str]]:
@@ -249,9 +225,9 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
         return [evaluate_command(config, binarised, model, subset, gpu=gpu) for subset in subsets]
 
     of = config.arguments
-    where: dict[str, Any] = {"key_files": ("train.json",), "prefix": launch.prefix, "fairseq": trained}
-    train = ["train", *of, "--seed", seed, "--data", binarised, "--out", checkpoints, *launch.arguments]
-    add("train", checkpoints, config.training(seed), train, **where)
+    train = ["train", *of, "--seed", seed, "--data", binarised, "--out", checkpoints]
+    train += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    add("train", checkpoints, config.training(seed), train, key_files=("train.json",), fairseq=trained)
     if tuned:
         inputs = {"generate": config.generate, "average": config.average, "tune": config.tune, "metric": config.metric}
         tune = ["tune", *of, "--seed", seed, "--checkpoints", checkpoints, "--data", binarised, "--out", tuned.parent]
@@ -259,13 +235,13 @@ def _seed_stages(config: Config, seed: int, data: Path, root: Path, launch: Laun
     elif config.average:
         how = ["--last", config.average["last"], "--by", config.average["by"], "--out", model]
         add("average", model.parent, config.average, ["average", "--checkpoints", checkpoints, *how])
-    given = [*of, "--data", binarised, "--model", model, "--seed", seed, *(["--tuned", tuned] if tuned else [])]
+    judged = [*of, "--data", binarised, "--model", model, "--seed", seed, *(["--tuned", tuned] if tuned else [])]
     if config.metric == "perplexity":
-        lines = [["evaluate", *given, "--subset", name, "--out", scores / name] for name in subsets]
+        lines = [["evaluate", *judged, "--subset", name, "--out", scores / name] for name in subsets]
         add("score", scores, {"score": config.score, "generate": config.generate}, *lines, fairseq=evaluated)
         return stages
     hypotheses = {"valid": root / "tuned" / "valid", "test": root / "hypotheses"}
-    generate = ["generate", *given, *prepared, "--subset", "test", "--out", hypotheses["test"]]
+    generate = ["generate", *judged, *prepared, "--subset", "test", "--out", hypotheses["test"]]
     add("generate", hypotheses["test"], {"generate": config.generate}, generate, fairseq=generated)
     lines = [
         ["score", *of, "--hypotheses", hypotheses[name], *prepared, "--subset", name, "--out", scores / name]

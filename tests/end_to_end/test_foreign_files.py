@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import matplotlib.figure
 import pytest
 import torch
 
@@ -94,8 +93,7 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
     (tmp_path / "given" / archive).write_bytes(packed(archive, {"model.pt": b"1", "code": b"2"}))
     monkeypatch.chdir(tmp_path / "given")
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # of an architecture that there is not
-    monkeypatch.setattr(devices, "_installed", lambda: (0, False))  # to ask torch takes seconds
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda self, file, **_: file.write(b"drawn"))
+    monkeypatch.setattr(devices, "_installed", lambda: 0)  # to ask torch takes seconds
     monkeypatch.setattr(pretrained, "check_model", lambda *_: None)
     monkeypatch.setattr(pretrained, "convert", lambda source, out: str(out.write_bytes(b"converted")))
     for module in (binarise, train, generation):

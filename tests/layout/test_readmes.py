@@ -26,7 +26,7 @@ MOST_LINES = {
 PAGES = [CHECKOUT / name for name in MOST_LINES]
 SUBCOMMANDS = ("scripts.bench", "scripts.pretrained")
 MADE = (
-    *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md", "loss.png"),
+    *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md"),
     *("DATASET", "MODEL", "DIR", "OUT", "IN.", "OUT.", "VENV"),
 )
 """Beginnings of what commands make, and stand-ins for names: nothing of these is in the checkout."""

@@ -8,4 +8,4 @@ from tests.scripts.stand_in import Place
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    return Place.new(tmp_path, monkeypatch)
+    return Place(tmp_path, monkeypatch)

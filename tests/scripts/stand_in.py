@@ -1,23 +1,17 @@
-"""scripts.reproduce with stand-ins for its stages: they note that they ran, and leave their facts behind.
-
-``python -m tests.scripts.stand_in FOLDER CONFIG ...`` is a process of it, for runs that are killed.
-"""
+"""scripts.reproduce with stand-ins for its stages: they note that they ran, and leave their facts behind."""
 
 import io
 import json
-import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 from data_prep import dataset, stages
 from scripts.common import outputs
-from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
 from scripts.fairseq_io import devices
@@ -42,7 +36,7 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tune": ("tune.json", {"chosen": {"lenpen": 0.5}}),
     "generate": ("generation.json", {"sentences_per_second": 2.0}),
     "score": ("scores.json", SCORES | {"signature": "c"}),
-    "evaluate": ("scores.json", {"perplexity": 9.0, "perplexity_sentence": 8.0, "details": {}, "signature": "c"}),
+    "evaluate": ("scores.json", {"perplexity": 9.0, "details": {}, "signature": "c"}),
     "speed": ("speed.json", {"ratio": 2.0}),
 }
 TEXTS = {
@@ -59,23 +53,18 @@ class Place:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
         self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": lambda words, _: select.main(words)}
-        self.how: dict[str, str] = {}  # fail and hang: a stage; better: the seed with the best scores
+        self.how: dict[str, str] = {}  # fail: a stage; better: the seed with the best scores
         for module in (dataset, stages):
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):
             patch.setattr(at, "git_state", lambda: None)
         patch.setattr(outputs, "PATIENCE_SECONDS", 0.1)
-        patch.setattr(devices, "_installed", lambda: (0, False))
+        patch.setattr(devices, "_installed", lambda: 0)
         patch.setattr(pipeline, "_run_command", self._stage)
         patch.setattr(reproduce, "check_first", self._check)
-
-    @classmethod
-    def new(cls, folder: Path, patch: pytest.MonkeyPatch) -> Self:
         (folder / "datasets").mkdir()
-        place = cls(folder, patch)
-        place.dataset(DATASET)
-        place.config(CONFIG)
-        return place
+        self.dataset(DATASET)
+        self.config(CONFIG)
 
     def dataset(self, text: str, name: str = "toy") -> None:
         (self.folder / "datasets" / f"{name}.yaml").write_text(text)
@@ -103,21 +92,13 @@ class Place:
         status, out, err = 0, io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             try:
-                reproduce.main(self.words(*arguments))
+                reproduce.main([str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments])
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
                 status = 1
             except SystemExit as exit:
                 status = int(exit.code or 0)
         return status, out.getvalue(), err.getvalue()
-
-    def words(self, *arguments: str) -> list[str]:
-        """Return what scripts.reproduce is given."""
-        return [str(self.folder / "model.yaml"), "--work", str(self.folder / "work"), *arguments]
-
-    def command(self, *arguments: str) -> list[str]:
-        """Return the command of a process of it."""
-        return [sys.executable, "-P", "-m", "tests.scripts.stand_in", str(self.folder), *self.words(*arguments)]
 
     def _check(self, config: Any) -> None:
         self.checked.append(config.arguments[1:])
@@ -137,14 +118,6 @@ class Place:
             write_lines(out / text, [f"{text} {number}" for number in range(12)])
         if self.how.get("fail") == name:
             raise UserError("it broke")
-        if self.how.get("hang") == name:
-            time.sleep(60)
         if name in FACTS:
             made, facts = FACTS[name]
             write_json(out / made, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
-
-
-if __name__ == "__main__":
-    place = Place(Path(sys.argv[1]), pytest.MonkeyPatch())
-    place.how = {"hang": os.environ.get("HANG", "")}
-    run_command(lambda: reproduce.main(sys.argv[2:]))

@@ -1,8 +1,5 @@
 import argparse
-import fractions
 import gc
-import resource
-import traceback
 import weakref
 from pathlib import Path
 
@@ -92,25 +89,9 @@ def test_models_that_do_not_agree_are_refused(tmp_path):
         average.average([one, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
 
 
-def test_a_full_disk_is_said_in_place_of_torchs_complaint(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # stands for a disk with too little room
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            checkpoints.save({"model": {"w": torch.ones(100_000)}}, tmp_path / "model.pt")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not (tmp_path / "model.pt").exists()
-
-
-def test_what_is_damaged_or_no_data_is_refused_without_advice_to_trust_it(tmp_path):
+def test_what_is_damaged_is_refused(tmp_path):
     """``tests/compat/test_checkpoints`` tries each kind."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
-    whole = path.read_bytes()
-    torch.save(torch.load(path, weights_only=False) | {"args": fractions.Fraction(1, 2)}, path)
-    with pytest.raises(UserError, match=r"refused, because it asks for .*Fraction") as caught:
-        average.average([path])
-    assert "weights_only" not in "".join(traceback.format_exception(caught.value)).lower()
-    path.write_bytes(whole.replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
+    path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
     with pytest.raises(UserError, match="a part of it does not match its checksum"):
         average.average([path])

@@ -32,7 +32,6 @@ from scripts.compare.plan import Claim, Run, read_comparison, read_folders, read
 from scripts.scoring.metrics import measures
 from scripts.scoring.significance import MetricOfCounts, counts, standard_error
 from tests.scripts.run_records import record, speed, write
-from tests.scripts.test_trainlog import inner, valid
 
 BLEU = {"bleu": [15.0, 16.0]}
 REFERENCES = [f"Satz {number} sagt, dass Katze {number} auf einer Matte sitzt." for number in range(40)]
@@ -261,17 +260,12 @@ def test_what_is_missing_is_run_once(compare, place):
         compare(file, "--run")
 
 
-def test_the_page_has_claims_table_settings_and_losses(compare, place):
+def test_the_page_has_claims_and_table(compare, place):
     out = place / "page.md"
-    log = place / "work" / "debian_en_de" / "good" / "seed1" / "checkpoints" / "train.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("\n".join([inner(20, 9.0), inner(40, 8.0), valid(40, 8.5)]))
     compare(place / "cats.yaml", "--out", out)
     page = out.read_text()
     assert page.startswith("# Cats\n")
     assert re.search(r"\| good \| \+\d+\.\d\d \[\+\d", page)
-    assert "![losses of all runs](page.losses.svg)" in page
-    assert (place / "page.losses.svg").read_text().startswith("<?xml")
     folders = [place / "work" / "debian_en_de" / name for name in ("base", "good")]
     assert "good" in compare(*folders)[1]
     assert "diverged" not in compare(*folders)[1]

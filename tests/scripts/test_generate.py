@@ -1,9 +1,6 @@
-import argparse
 import random
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from fairseq.data.data_utils import post_process
@@ -11,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.common.errors import UserError
-from scripts.common.files import write_json
-from scripts.fairseq_io import commands, inputs
+from scripts.fairseq_io import commands
 from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text, prepared_lines
@@ -22,20 +18,6 @@ ENDING = [
     "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",
     "Generate test with beam=5: BLEU4 = 12.34, 50.0/20.0/10.0/5.0 (BP=1.000)",
 ]
-
-
-def test_a_file_that_tuning_did_not_write_and_a_model_of_the_wrong_kind_are_named(tmp_path):
-    for name in ("dict.de.txt", "test.de.idx", "model.pt"):
-        (tmp_path / name).touch()
-    write_json(tmp_path / "manifest.json", {"files": {}})
-    given = argparse.Namespace(data=tmp_path, model=tmp_path / "model.pt", tuned=tmp_path / "manifest.json")
-    config = Config(tmp_path / "model.yaml", "model", "debian_en_de", [1])
-    with pytest.raises(UserError, match=r"--tuned .*manifest\.json does not say what was `chosen`; give the tune"):
-        inputs.chosen_settings(given, config, language_model=False)
-    of_words = replace(config, score={"metric": "perplexity"})
-    for model, language_model, instead in ((config, True, "generate"), (of_words, False, "evaluate")):
-        with pytest.raises(UserError, match=rf"`score.metric` is .*; take scripts\.{instead}, "):
-            inputs.chosen_settings(given, model, language_model=language_model)
 
 
 def printed(number: int, texts: tuple[str, str, str]) -> list[str]:
@@ -124,14 +106,6 @@ def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
     assert output.hypotheses[0] == [Hypothesis(-3.0, "short", 2), Hypothesis(-4.0, "a longer one", 4)]
     best = [best_text(output.hypotheses[0], lenpen) for lenpen in (0, 0.3, 0.5, 1)]
     assert best == ["short", "short", "a longer one", "a longer one"]
-
-
-def test_a_search_is_in_the_precision_asked_for():
-    """The training's, fp16 here, is not that of the search."""
-    config = Config(Path("model.yaml"), "model", "debian_en_de", [1], precision="fp16")
-    place: Any = (config, {}, Path("data"), Path("model.pt"), "test")
-    assert "--fp16" not in generate_command(*place, gpu=True)
-    assert "--fp16" in generate_command(*place, gpu=True, precision="fp16")
 
 
 @pytest.mark.parametrize(("languages", "named"), [(("zh-Hant", "en"), True), (("en", "de"), False)])

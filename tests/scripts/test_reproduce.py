@@ -3,13 +3,9 @@
 import logging
 import os
 import re
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +15,10 @@ from scripts import average
 from scripts.__main__ import commands
 from scripts.common.errors import UserError
 from scripts.common.files import write_json, write_lines
+from scripts.common.outputs import lock
 from scripts.common.process import environment, python_module
 from scripts.pipeline.config import load_config
-from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint, read_stamp
+from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint
 from tests.scripts.stand_in import CONFIG, DATASET, ONE_SEED, Place
 
 LONGER = CONFIG.replace("max-update: 5", "max-update: 6")
@@ -48,22 +45,17 @@ def test_what_changes_no_substance_runs_nothing_and_prints_the_row(done):
 
 
 def test_a_run_ends_with_something_to_look_at(done, monkeypatch):
-    """Lines from all over the test set, the picture of the losses, and a command that can be pasted."""
-    picture = done.stage_folder("train:1") / "loss.png"
-    picture.touch()
+    """Lines from all over the test set, and a command that can be pasted."""
     monkeypatch.chdir(done.folder)
     _, out, _ = done.run()
-    *samples, losses, command = out.split("\n\n")[-7:]
+    *samples, command = out.split("\n\n")[-6:]
     assert samples[0] == "source      raw/test.en 0\nreference   raw/test.de 0\nhypothesis  hypotheses.detok 0"
     assert [text.split()[2] for text in samples] == ["0", "2", "4", "6", "8"]
-    assert losses == "losses: work/toy/model/seed1/checkpoints/loss.png"
     assert command.startswith("translate any text in en, a line each:\n  head -n 3 work/toy/prepared/raw/test.en | ")
     assert command.endswith(" -m scripts.translate work/toy/model\n")
     done.config(CONFIG.replace("metric: bleu", "metric: rouge"))
     monkeypatch.setenv("COLUMNS", "20")
     assert "source      raw/test\nref" in done.run()[1]
-    done.config(LONGER)
-    assert done.run("--to", "train")[1].endswith(f"\n\n{losses}\n")
 
 
 def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_runs(done):
@@ -77,8 +69,7 @@ def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_ru
     assert (record["parameters"], record["git"]) == (1000, None)
     assert record["versions"].keys() >= {"python", "torch"}
     assert list(record["stages"]) == [*ONE_SEED, "select"]
-    path = done.folder / "work" / "toy" / "model" / "record.json"
-    write_json(path, record | {"machine": "another"})
+    write_json(done.folder / "work" / "toy" / "model" / "record.json", record | {"machine": "another"})
     done.run()
     assert done.record()["machine"] == "another"
     done.config(CONFIG.replace("beam: 5", "beam: 6"))
@@ -92,8 +83,6 @@ def test_the_record_holds_what_a_figure_rests_on_and_keeps_it_until_something_ru
         (lambda p: p.config(LONGER), "train:1"),
         (lambda p: p.config(CONFIG.replace("[1]", "[2]")), "train:2"),
         (lambda p: p.config(CONFIG + "precision: bf16\n"), "train:1"),
-        (lambda p: p.config(CONFIG.replace("last: 2", "last: 3")), "average:1"),
-        (lambda p: p.config(CONFIG.replace("beam: 5", "beam: 4")), "generate:1"),
         (lambda p: p.config(CONFIG.replace("average:", "# average:")), "generate:1"),  # of the best checkpoint
         (lambda p: p.dataset(DATASET.replace("en", "fr")), "download"),
         (lambda p: p.dataset(DATASET + "steps: [save_raw]\n"), "prepare"),
@@ -134,7 +123,7 @@ def test_the_configuration_is_checked_before_anything_runs_unless_training_does_
     done.dataset(DATASET + "steps: [save_raw]\n")
     status, out, err = done.run(fail="check")
     assert (status, done.ran(), done.checked) == (1, [], [[]])
-    assert "== check: every setting" in out
+    assert "== check: the settings" in out
     assert err == "error: a setting cannot be\n"
 
 
@@ -164,48 +153,28 @@ def test_a_stage_that_fails_leaves_the_earlier_ones_and_is_not_done(done):
     assert done.ran() == ["average:1", "generate:1", "score:1"]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "error", "said"),
-    [
-        ((), UserError("it broke"), "it broke"),
-        (("sh", "-c", "exit 3"), None, "sh ended with status 3"),
-        (("sh", "-c", "kill -9 $$"), None, "sh ended with status -9"),
-    ],
-)
-def test_how_a_stage_failed_is_said_and_reaches_no_other(tmp_path, monkeypatch, prefix, error, said):
+def test_how_a_stage_failed_is_said_and_reaches_no_other(tmp_path, monkeypatch):
     def fail(words):
         os.environ["FAIRSEQ_LEFT"] = " ".join(words)
         logging.basicConfig(level=logging.DEBUG, force=True)
-        raise error
+        raise UserError("it broke")
 
     before, root = dict(os.environ), [*logging.root.handlers, logging.root.level]
     monkeypatch.setattr(average, "main", fail)
-    stage = Stage("a", tmp_path / "a", {}, [["-m", "scripts.average", "x"]], prefix=prefix)
-    with pytest.raises(UserError, match=f"^the stage a failed: {said}\nWhat was complete before is kept; the same"):
+    stage = Stage("a", tmp_path / "a", {}, [["-m", "scripts.average", "x"]])
+    with pytest.raises(UserError, match=r"^the stage a failed: it broke\nWhat was complete before is kept; the same"):
         Pipeline({"a": stage}).run(["a"])
-    Pipeline({"a": replace(stage, prefix=("true",))}).run(["a"])
-    assert read_stamp(stage.folder)
     assert before == os.environ
     assert root == [*logging.root.handlers, logging.root.level]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_goes_on_with_the_stage_it_was_in_and_other_seeds_run_meanwhile(done, how):
+def test_one_run_at_a_time_works_at_a_seed_and_other_seeds_run_meanwhile(done):
     done.config(CONFIG.replace("[1]", "[1, 2]").replace("bleu", "perplexity"))
-    done.noted.write_text("")
-    process = subprocess.Popen(
-        done.command("--seeds", "1"), env=environment() | {"HANG": "evaluate"}, stderr=subprocess.DEVNULL
-    )
-    while done.ran() != ["evaluate:1:valid"] and process.poll() is None:
-        time.sleep(0.02)
-    assert done.run("--seeds", "2")[0] == 0
-    assert done.ran() == ["train:2", "average:2", "evaluate:2:valid", "evaluate:2"]
-    status, _, err = done.run("--to", "train")
-    assert status == 1
-    assert "another run is at work in" in err
-    process.send_signal(how)
-    assert process.wait(20) != 0
-    assert not (done.stage_folder("score:1") / STAMP).exists()
+    with lock(done.folder / "work" / "toy" / "model" / "seed1"):
+        assert done.run("--seeds", "2")[0] == 0
+        assert done.ran() == ["train:2", "average:2", "evaluate:2:valid", "evaluate:2"]
+        status, _, err = done.run()
+        assert (status, "another run is at work in" in err) == (1, True)
     status, out, err = done.run()
     assert (status, done.ran()) == (0, ["evaluate:1:valid", "evaluate:1"]), err
     assert done.record()["summary"]["valid"]["perplexity"]["mean"] == 9.0
@@ -308,12 +277,7 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
     assert (status, place.ran()) == (0, []), err
     whole = yaml.safe_load(CONFIG) | {"generate": {"beam": 5, "lenpen": 0.3}, "precision": "fp32"}
     assert yaml.safe_load(out.split("\n\n")[0].split("\n", 1)[1].replace("# ", "")) == whole
-    commands = [line for line in out.splitlines() if line and not line.startswith("#")]
-    assert len(commands) == 9  # a stage each, and the table
-    for command in commands:
-        words = shlex.split(command)
-        assert words[:2] == ["python", "-m"]
-        assert Path(words[2].replace(".", "/")).with_suffix(".py").exists()
+    assert len(re.findall("^python -m [a-z_.]+ ", out, re.M)) == 9  # a stage each, and the table
     for flags in (["fairseq-train", "--max-update=5"], ["fairseq-generate", "--lenpen=0.3"]):
         assert all(flag in out for flag in flags)
 
@@ -323,13 +287,9 @@ def test_print_shows_the_whole_configuration_and_every_command(place):
     [
         (["--from", "score", "--to", "train"], "--from score comes after --to train"),
         (["--from", "train", "--raw", "/"], "--raw is for the stage download"),
-        (["--from", "tune", "--to", "tune"], "has no stage tune; its stages are download, prepare, binarise, train"),
         (["--seeds", "1,7"], "has no seed 7; its seeds are 1"),
-        (["--dataset", "a/b.yaml"], "--dataset is a/b.yaml, expected a name"),
         (["--dataset", "toys"], "no dataset 'toys'"),
         (["--devices", "0"], "argument --devices: got '0', expected a whole number above 0"),
-        (["--launch", 'a "b'], "argument --launch: invalid"),
-        (["--untrained"], "has no section `speed`, which is all that --untrained measures"),
     ],
 )
 def test_arguments_that_make_no_sense(place, arguments, said):
@@ -350,10 +310,7 @@ def test_another_dataset_is_one_flag(done):
     record = done.record("other")
     assert (record["dataset"], record["config"]["dataset"]) == ("other", "other")
     _, out, _ = done.run("--dataset", "other", "--print")
-    commands = [line for line in out.splitlines() if line.startswith("python -m scripts.")]
-    reading = [line for line in commands if "scripts.average" not in line and "scripts.table" not in line]
-    assert len(reading) == 5
-    assert all(f"{done.folder}/model.yaml --dataset other " in line for line in reading)
+    assert out.count(f"{done.folder}/model.yaml --dataset other ") == 5
     assert done.run("--dry-run")[1].count("to do") == 1  # the speed; what the configuration names is as it was
 
 
@@ -367,24 +324,11 @@ def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(done):
         assert (done.ran(), done.record()["speed"]) == (["speed"], {"ratio": 2.0})
 
 
-def test_the_speed_of_random_weights_needs_no_training(done):
-    done.config(CONFIG + SPEED.replace("other", "model"))
-    status, _, err = done.run("--untrained")
-    assert (status, "holds a trained model; leave --untrained out" in err) == (1, True)
-    shutil.rmtree(done.folder / "work" / "toy" / "model")
-    for ran in (["speed"], []):  # the data are there
-        status, out, err = done.run("--untrained")
-        assert (status, done.ran(), "2.00" in out) == (0, ran, True), err
-    assert (done.record()["speed"], done.record()["seeds"]) == ({"ratio": 2.0}, {})
-    assert done.run()[0] == 0
-    assert done.ran() == [*ONE_SEED[3:], "speed"]  # now of the trained model
-
-
 @pytest.mark.parametrize("module", ["scripts.reproduce.__main__", "scripts.own_text", "scripts.__main__"])
 def test_it_imports_nothing_heavy(module):
     code = f"import {module} as it, sys; getattr(it, 'commands', list)(); print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert {module, "torch", "numpy", "fairseq", "matplotlib", "sacrebleu"} & {*done.stdout.split()} == {module}
+    assert {module, "torch", "numpy", "fairseq", "sacrebleu"} & {*done.stdout.split()} == {module}
 
 
 def test_all_commands_are_listed_with_a_line_each():

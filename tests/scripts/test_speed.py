@@ -33,7 +33,7 @@ class Place:
         (folder / "other.yaml").write_text(CONFIG)
         (folder / "model.yaml").write_text(CONFIG + SPEED)
         self.select("model", 2)
-        patch.setattr(devices, "_installed", lambda: (0, False))
+        patch.setattr(devices, "_installed", lambda: 0)
         patch.setattr(speed, "run_generation", self.generate)
         patch.setattr(speed, "run_logged", self.train)
 

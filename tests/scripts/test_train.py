@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -45,9 +44,8 @@ class Place:
         self.folder, self.patch, self.capsys, self.out = folder, patch, capsys, folder / "checkpoints"
         self.data = folder / "data"
 
-    def config(self, text: str = CONFIG, **train: object) -> None:
-        more = "".join(f", {key.replace('_', '-')}: {value}" for key, value in train.items())
-        (self.folder / "model.yaml").write_text(text.replace("lr: 0.1", f"lr: 0.1{more}"))
+    def config(self, text: str) -> None:
+        (self.folder / "model.yaml").write_text(text)
 
     def train(self, *flags: str, **environment: str) -> str:
         """Train, and return what is said."""
@@ -105,12 +103,12 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     for name in ("dict.en.txt", "dict.de.txt", "train.en-de.en.idx", "train.en-de.en.bin"):
         (tmp_path / "data" / name).write_text(name)
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
-    monkeypatch.setattr(devices, "_installed", lambda: (0, False))
+    monkeypatch.setattr(devices, "_installed", lambda: 0)
     for name in ("ATEN_CPU_CAPABILITY", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
     made = Place(tmp_path, monkeypatch, capsys)
-    made.config()
+    made.config(CONFIG)
     return made
 
 
@@ -126,7 +124,6 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in said
     assert (place.facts["updates"], place.facts["parameters"], place.facts["backend"]) == (4, 1000, None)
     assert place.each_update_is_in_the_log()
-    assert (place.out / "loss.png").read_bytes().startswith(b"\x89PNG")
     given = json.loads(place.log.split("arguments: ")[1].splitlines()[0])
     assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*given}
 
@@ -144,43 +141,42 @@ def test_a_log_without_a_checkpoint_starts_anew(place):
     assert place.count("num. shared model params") == 1
 
 
+REFUSED = r"other settings or data: change these back to go on, or .*\(mv \S+ \S+\.old\) to train anew"
+
+
 def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
+    """Nor a higher limit where the learning rate depends on it."""
     dictionary, index = (place.data / name for name in ("dict.en.txt", "train.en-de.en.idx"))
+    cosine = CONFIG.replace("lr: 0.1", "lr: 0.1, lr-scheduler: cosine")
+    place.config(cosine)
     place.train()
-    refused = r"other settings or data: change these back to go on, or .*\(mv \S+ \S+\.old\) to train anew"
-    place.config(CONFIG.replace("0.1", "0.2"))
-    with pytest.raises(UserError, match=refused):
-        place.train()
-    place.config()
+    for text in (cosine.replace("0.1", "0.2"), cosine.replace("max-update: 4", "max-update: 5")):
+        place.config(text)
+        with pytest.raises(UserError, match=REFUSED):
+            place.train()
+    place.config(cosine)
     for path, text in ((dictionary, "other words"), (index, index.name.upper())):  # the one of the same size
         path.write_text(text)
-        with pytest.raises(UserError, match=refused):
+        with pytest.raises(UserError, match=REFUSED):
             place.train()
         path.write_text(path.name)
     place.train()
     assert place.count("arguments:") == 2
 
 
-@pytest.mark.parametrize("scheduler", ["inverse_sqrt", "cosine"])  # cosine's rate depends on max-update
-def test_a_higher_limit_goes_on_where_the_learning_rate_allows_it(place, scheduler):
+def test_a_higher_limit_goes_on(place):
     def limit(updates: int) -> None:
-        place.config(CONFIG.replace("max-update: 4", f"max-update: {updates}"), lr_scheduler=scheduler)
+        place.config(CONFIG.replace("max-update: 4", f"max-update: {updates}, lr-scheduler: inverse_sqrt"))
 
-    goes_on = scheduler == "inverse_sqrt"
     limit(2)
     place.train(END_AT="2")
     limit(4)
-    refused = "were made with other settings or data"
-    if not goes_on:
-        with pytest.raises(UserError, match=refused):
-            place.train()
-        return
     said = place.fail("broken", BREAK_AT="3")  # the facts of the shorter one are gone
     assert "were made with max-update 2: going on" in said + place.train()
     assert place.count("num. shared model params") == 3
     assert place.each_update_is_in_the_log()
     limit(3)
-    with pytest.raises(UserError, match=refused):
+    with pytest.raises(UserError, match=REFUSED):
         place.train()
 
 
@@ -229,7 +225,6 @@ def by_hand(place: Place) -> None:
     ("spoil", "said"),
     [
         (lambda p: setattr(p, "data", p.data.rename(p.folder / "a:b")), "two paths"),
-        (lambda p: setattr(p, "out", p.folder / os.fsdecode(b"w\xe9rk")), "is not text in UTF-8; rename the folder"),
         (lambda p: [each.unlink() for each in p.data.glob("dict*")], r"run python -m data_prep\.binarise first"),
         (by_hand, "checkpoint_last.pt was not written by this command .* move the checkpoints away"),
     ],
@@ -244,31 +239,16 @@ def test_folders_that_cannot_be_trained_in_are_refused(place, spoil, said):
 def test_fp16_without_a_gpu_becomes_float32(place):
     place.config(CONFIG + "precision: fp16\n")
     said = place.train()
-    assert "train: fp16 is for GPUs, and torch sees none: trained in fp32" in said
+    assert "train: fp16 is for GPUs, and torch sees none: it is fp32" in said
     assert "train: on 1 CPU process in fp32" in said
     assert place.facts["precision"] == "fp32"
     assert "--fp16" not in place.log
     assert "--cpu" in place.log
-    with pytest.raises(UserError, match="--precision is fp16, which is for GPUs"):
-        place.train("--precision=fp16")
     shutil.rmtree(place.out)
     place.train("--precision=bf16")  # which is another training
     assert place.facts["precision"] == "bf16"
     assert "LIGHTCONV_MATMUL=bf16" in place.facts["command"]
     assert "products: bf16" in place.log
-
-
-def test_a_training_goes_on_in_the_precision_in_which_it_began(place, monkeypatch):
-    place.config(CONFIG + "precision: auto\n")
-    said = place.fail("broken", BREAK_AT="3")
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": "its units are slow"})
-    assert (said + place.train()).count("train: auto takes bf16") == 2
-    assert place.facts["precision"] == "bf16"
-    assert place.facts["precision_reason"] == "auto takes bf16: this processor has fast units for it"
-    assert "products: None" not in place.log
-    shutil.rmtree(place.out)
-    place.train("--seed=9")  # another training goes by the processor
-    assert place.facts["precision"] == "fp32"
 
 
 @pytest.mark.parametrize(

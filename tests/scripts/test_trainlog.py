@@ -1,10 +1,7 @@
 import json
 
-import pytest
-
 from scripts import train
-from scripts.common.errors import UserError
-from scripts.fairseq_io.trainlog import parse_progress, read_log, read_log_file
+from scripts.fairseq_io.trainlog import read_log
 
 STAMP = "2026-01-02 03:04:05 | INFO |"
 
@@ -25,6 +22,7 @@ LINES = [
     inner(20, 9.0, 3.0),
     inner(40, 8.0, 6.0),
     f'{STAMP} train_inner | {{"epoch": 1, "lo',
+    f"{STAMP} other | {{}}",
     inner(40, 7.5, 7.0),
     valid(40, 7.7),
 ]
@@ -49,13 +47,3 @@ def test_the_summary_of_a_training():
     facts = train.summary(read_log([*lines, valid(10, 7.5), valid(20, 6.5), valid(30, 7.0)]))
     assert (facts["updates"], facts["tokens_per_second"], facts["train_loss"]) == (30, 95, 6.0)
     assert (facts["valid_loss"], facts["best_valid_loss"]) == (7.0, 6.5)
-
-
-def test_lines_that_are_not_progress():
-    for line in ("", "Traceback", f"{STAMP} train | not json", f"{STAMP} train_inner | [1]", f"{STAMP} other | {{}}"):
-        assert parse_progress(line) is None
-
-
-def test_a_log_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*train\.log: No such file"):
-        read_log_file(tmp_path / "train.log")

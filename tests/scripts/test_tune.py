@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -32,13 +33,14 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     for name in ("dict.txt", "train.idx", "valid.idx"):
         (tmp_path / "data" / name).touch()
     (tmp_path / "model.yaml").write_text(CONFIG)
-    found = {"last1.pt": perplexities[0], "last2.pt": perplexities[1]}
+    found = dict(zip((2.0, 1.5), perplexities, strict=True))  # by the mean of the weights
 
     def evaluated(command: list[str], log: Path, units: str | None) -> SimpleNamespace:
         assert units is None  # of debian_lm
         assert "--gen-subset=valid" in command
         model = next(word for word in command if word.startswith("--path="))
-        return SimpleNamespace(facts={"perplexity": found[Path(model).name]})
+        weights = torch.load(model.removeprefix("--path="))["model"]["w"]
+        return SimpleNamespace(facts={"perplexity": found[weights[0].item()]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
     monkeypatch.setattr(tune, "run_evaluation", evaluated)
@@ -51,20 +53,13 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     assert torch.load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
 
 
-def test_of_equal_translations_the_first_is_taken(tmp_path, monkeypatch):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "data").mkdir()
-    for name in ("dict.en.txt", "train.idx"):
-        (tmp_path / "data" / name).touch()
-    (tmp_path / "model.yaml").write_text("dataset: debian_en_de\nseeds: [1]\ntrain: {arch: a, max-update: 2}\n")
-    tried = [({"lenpen": 0.2}, 20.0), ({"lenpen": 0.6}, 21.0), ({"lenpen": 1.0}, 21.0)]
-    monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
-    monkeypatch.setattr(tune, "tune_generation", lambda *_: tried)
-    monkeypatch.setattr(tune, "write_valid", lambda *_: None)
-    folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
-
-    tune.main([str(tmp_path / "model.yaml"), *folders])
-    assert json.loads((tmp_path / "out" / "tune.json").read_text())["chosen"] == {"lenpen": 0.6}
+def test_the_search_of_the_first_of_equal_translations_is_kept():
+    config = Config(Path("m.yaml"), "m", "toy", [1], tune={"beam": [1, 2, 3], "lenpen": [0.5, 1.0]})
+    found = [{"hypotheses": [], "lines": {"reference.tok": [name]}} for name in "abc"]
+    sweep: Any = SimpleNamespace(config=config, search=lambda candidate: found[candidate["beam"] - 1])
+    tried, kept = tune.tune_generation(sweep, lambda _, references: {"a": 20.0, "b": 21.0, "c": 21.0}[references[0]])
+    assert kept is found[1]
+    assert max(tried, key=lambda one: one[1])[0] == {"beam": 2, "lenpen": 0.5}
 
 
 def test_a_language_model_is_evaluated_on_what_it_was_trained_on_and_to_the_last_sentence():
