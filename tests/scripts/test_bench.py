@@ -102,7 +102,12 @@ def test_steps_and_searches_beside_fairseqs(monkeypatch, capsys):
     monkeypatch.setattr(decoding, "translation", small)
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
     monkeypatch.setattr(timing, "bf16_reasons", lambda: {"unsupported": None})
-    monkeypatch.setattr(script, "aligned", lambda cells, **_: tables.append(cells) or cells[0])
+
+    def aligned(cells: list[list[str]], **_: Any) -> list[str]:
+        tables.append(cells)
+        return cells[0]
+
+    monkeypatch.setattr(script, "aligned", aligned)
     script.main(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01"])
     assert [len(table) for table in tables] == [1 + 4, 1 + 9]
     assert "to fairseq's transformer" in capsys.readouterr().out
