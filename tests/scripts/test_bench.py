@@ -89,7 +89,7 @@ def test_kernels_are_beside_a_copy(monkeypatch):
         assert row["time / a copy's"] == pytest.approx(row["us"] * 1e-6 * 1e9 / (row["MB"] * 1e6))
 
 
-def test_steps_and_searches_beside_fairseqs(monkeypatch, capsys):
+def test_steps_and_searches_beside_fairseqs(monkeypatch):
     sizes = ("layers=1", "embed-dim=32", "ffn-embed-dim=32")
 
     def small(arch: str, vocab_size: int, flags: list[str], **task: str) -> Any:
@@ -97,25 +97,18 @@ def test_steps_and_searches_beside_fairseqs(monkeypatch, capsys):
         flags = [*flags, *(f"--{side}-{size}" for side in ("encoder", "decoder") for size in more)]
         return translation(arch, vocab_size, flags, **task)
 
-    tables: list[list[list[str]]] = []
     monkeypatch.setattr(timing, "MIN_TURNS", 2)
     monkeypatch.setattr(decoding, "translation", small)
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
     monkeypatch.setattr(timing, "bf16_reasons", lambda: {"unsupported": None})
-
-    def aligned(cells: list[list[str]], **_: Any) -> list[str]:
-        tables.append(cells)
-        return cells[0]
-
-    monkeypatch.setattr(script, "aligned", aligned)
-    script.main(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01"])
-    assert [len(table) for table in tables] == [1 + 4, 1 + 9]
-    assert "to fairseq's transformer" in capsys.readouterr().out
-    (_, *rows) = tables[1]
-    speeds = {tuple(row[:3]): float(row[4]) for row in rows}
-    for row in rows:  # two sentences of three words and an end
-        assert float(row[6]) == pytest.approx(1e3 * 2 / float(row[4]) / 4, abs=0.06)
-        assert float(row[7][:-1]) == pytest.approx(float(row[4]) / speeds[decoding.BASELINE], abs=0.01)
+    args = script.parse(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01"])
+    load_plugin()
+    steps, searches = map(records, decoding.tables(args, CPU))
+    assert (len(steps), len(searches)) == (4, 9)
+    speeds = {(row["model"], row["task"], row["products"]): row["sentences/s"] for row in searches}
+    for row in searches:  # two sentences of three words and an end
+        assert row["ms a token"] == pytest.approx(1e3 * 2 / row["sentences/s"] / 4)
+        assert row["to fairseq's transformer"] == pytest.approx(row["sentences/s"] / speeds[decoding.BASELINE])
 
 
 def test_both_precisions_take_turns(monkeypatch):
@@ -162,10 +155,17 @@ def test_models_of_other_depths_and_flags_of_fairseq_train():
             [list(rows) for rows in training.tables(script.parse(["train", wrong]), CPU)]
 
 
-def test_a_gpu_by_its_number_is_the_one_that_is_measured(monkeypatch):
+def test_the_command_prints_tables_of_the_gpu_that_is_named(monkeypatch, capsys):
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(timing, "machine", str)
-    monkeypatch.setattr(training, "tables", lambda args, device: iter(()))
+    row = [("model", "{}", "a"), ("ratio", "{:.1f}x", 2), ("to its", "{}", None)]
+    monkeypatch.setattr(training, "tables", lambda args, device: iter([[row]]))
     script.main(["train", "--device", "cuda:1"])
     assert chosen == [1]
+    head, names, _, cells, *_ = capsys.readouterr().out.splitlines()
+    assert (head, names.split(), cells.split()) == (
+        "train on cuda:1",
+        ["model", "ratio", "to", "its"],
+        ["a", "2.0x", "-"],
+    )
