@@ -19,7 +19,7 @@ import torch
 
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise, download, prepare
-from scripts import average, evaluate, generate, pretrained, score, table, train
+from scripts import average, evaluate, generate, pretrained, score, train
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import LIST, open_own
@@ -67,7 +67,6 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "evaluate": (evaluate.main, f"lm.yaml {TRAINED} --out OUT"),
     "score": (score.main, "model.yaml --hypotheses hypotheses --prepared prepared --out OUT"),
     "select": (select.main, "model.yaml --run run --out OUT"),
-    "table": (table.main, "1 --work work --out OUT"),
     "pretrained": (pretrained.main, f"get {PUBLISHED} --from . --out OUT"),
 }
 # names that other programs and people use beside a file, behind its name
