@@ -108,7 +108,6 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # of an architecture that there is not
     monkeypatch.setattr(devices, "_installed", lambda: (0, False))  # to ask torch takes seconds
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda self, file, **_: file.write(b"drawn"))
-    monkeypatch.setattr(pretrained, "check_model", lambda *_: None)
     monkeypatch.setattr(pretrained, "convert", lambda source, out: str(out.write_bytes(b"converted")))
     for module in (binarise, train, generation, perplexity):
         monkeypatch.setattr(module, "run_logged", run_logged)
