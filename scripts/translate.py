@@ -74,8 +74,7 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     if dictionaries is None:
         dictionaries = model.parent if data is None or any(model.parent.glob("dict.*.txt")) else data / "binarised"
     published = read_published().get(_facts(model.parent / "manifest.json").get("name", ""))
-    if dataset is None:
-        dataset = published.dataset if published else data.name if data else None
+    dataset = dataset or (published.dataset if published else data.name if data else None)
     if dataset is None:
         raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
