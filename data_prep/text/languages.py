@@ -41,15 +41,12 @@ _CODES = {
 }
 """By script (ISO 15924), the codes of each language; its first one is the one that rules go by."""
 
-_LETTERS = {
-    **{"Arab": "ARABIC", "Armn": "ARMENIAN", "Beng": "BENGALI", "Cyrl": "CYRILLIC", "Deva": "DEVANAGARI"},
-    **{"Ethi": "ETHIOPIC", "Geor": "GEORGIAN", "Grek": "GREEK", "Gujr": "GUJARATI", "Guru": "GURMUKHI"},
-    **{"Hang": "HANGUL CJK", "Hani": "CJK", "Hans": "CJK", "Hant": "CJK", "Hebr": "HEBREW"},
-    **{"Jpan": "CJK HIRAGANA KATAKANA", "Khmr": "KHMER", "Knda": "KANNADA", "Kore": "HANGUL CJK", "Laoo": "LAO"},
-    **{"Latn": "LATIN", "Mlym": "MALAYALAM", "Mtei": "MEETEI", "Mymr": "MYANMAR", "Olck": "OL", "Orya": "ORIYA"},
-    **{"Sinh": "SINHALA", "Taml": "TAMIL", "Telu": "TELUGU", "Tfng": "TIFINAGH", "Thai": "THAI", "Tibt": "TIBETAN"},
+# that a code may name
+_SCRIPTS = {
+    *("Arab", "Armn", "Beng", "Cyrl", "Deva", "Ethi", "Geor", "Grek", "Gujr", "Guru", "Hang", "Hani", "Hans", "Hant"),
+    *("Hebr", "Jpan", "Khmr", "Knda", "Kore", "Laoo", "Latn", "Mlym", "Mtei", "Mymr", "Olck", "Orya", "Sinh", "Taml"),
+    *("Telu", "Tfng", "Thai", "Tibt"),
 }
-"""By script, the first words of its letters' names in Unicode."""
 
 CHINESE, JAPANESE, KOREAN = frozenset({"Hani", "Hans", "Hant"}), frozenset({"Jpan"}), frozenset({"Kore", "Hang"})
 UNSPACED = frozenset({"Khmr", "Laoo", "Mymr", "Thai", "Tibt"})
@@ -74,13 +71,8 @@ def rules_of(language: str) -> str:
 def scripts_of(language: str) -> tuple[str, ...]:
     """The scripts that a language is written in, by ISO 15924: the one that its code names, or the table's; or none."""
     code, *rest = _parts(language)
-    named = [part.title() for part in rest if part.title() in _LETTERS]
+    named = [part.title() for part in rest if part.title() in _SCRIPTS]
     return tuple(named) or _TABLE.get(code, (code, ()))[1]
-
-
-def letters_of(language: str) -> tuple[str, ...]:
-    """The first words of the names, in Unicode, of a language's letters; none where its script is not known."""
-    return tuple(word for script in scripts_of(language) for word in _LETTERS[script].split())
 
 
 def is_published(language: str) -> bool:

@@ -36,14 +36,12 @@ from scripts.scoring.metrics import measures
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 WORDS = {
     "zh": ("函数库", "游戏", "编辑器", "服务器", "字体", "查看器", "编译器", "驱动程序"),
-    "ja": ("ライブラリ", "ゲーム", "エディタ", "サーバー", "フォント", "ビューア", "コンパイラ", "ドライバ"),
-    "th": ("ไลบรารี", "เกม", "โปรแกรมแก้ไข", "เซิร์ฟเวอร์", "แบบอักษร", "โปรแกรมดู", "คอมไพเลอร์", "ไดรเวอร์"),
     "de": ("Bibliothek ", "Spiel ", "Editor ", "Server ", "Schrift ", "Betrachter ", "Compiler ", "Treiber "),
 }
 
 
 def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
-    """Pairs of English and another language, which puts no spaces between words but in German."""
+    """Pairs of English and another language; Chinese puts no spaces between words."""
     draw = random.Random(1)
     files = folder / f"a.{language}", folder / "my text's.en"
     lines: tuple[list[str], list[str]] = [], []
@@ -98,12 +96,11 @@ def prepared(dataset: Path, checkout: Path) -> list[dict[str, Any]]:
     return read_json(checkout / "out" / "counts.json")["steps"]
 
 
-@pytest.mark.parametrize(("language", "turned"), [("zh", False), ("ja", True), ("th", False), ("de", True)])
-def test_nothing_of_a_good_text_is_lost(language, turned, checkout, call):
+@pytest.mark.parametrize("language", WORDS)
+def test_nothing_of_a_good_text_is_lost(language, checkout, call):
     """The dataset's file knows where the text lies."""
-    sides = list(zip(corpus(checkout, language), (language, "en"), strict=True))
-    (src, source), (tgt, target) = sides[::-1] if turned else sides
-    path = call(src.relative_to(checkout), tgt, source, target)
+    src, tgt = corpus(checkout, language)
+    path = call(src.relative_to(checkout), tgt, language)
     config = config_of(path)
     assert (config.dataset, config.generate["post-process"], config.metric) == ("mine", "sentencepiece", "sacrebleu")
     assert not any(entry.get("dropped") for entry in prepared(path, checkout))
@@ -148,16 +145,6 @@ def two_sides(pairs: int, words: list[int]) -> tuple[Side, Side]:
     return Side(Path("a"), "de", lines=pairs, words=words), Side(Path("b"), "en", lines=pairs, words=[10] * len(words))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "gpu", "said"),
-    [(851, False, "39 .*: 600"), (100_000, False, "5 .*: 9200"), (10_000_000, True, r"1\.4 .*: 100000")],
-)
-def test_the_passes_over_the_text_are_said_as_they_are(pairs, gpu, said):
-    sides = [Side(Path("a"), side, lines=pairs, words=[20] * 100) for side in ("de", "en")]
-    text = own_text.config_text("mine", sides[0], sides[1], gpu=gpu)
-    assert re.search(f"# some {said}", text.replace("\n  max-update", ""))
-
-
 def test_words_that_are_others_to_yaml(checkout, call):
     path = call(*corpus(checkout, "de", 20), source="no", name="2024")
     dataset = load_dataset(str(path))
@@ -177,26 +164,20 @@ def test_the_longest_five_in_a_thousand_lines_are_left_out(longer, most):
 
 def test_what_cannot_be_is_said(checkout, call, capsys):
     chinese, english = corpus(checkout, "zh", 20)
-    short = checkout / "short.en"
-    short.write_text("one line\n")
-    (latin := checkout / "latin.en").write_bytes("naïve\n".encode("latin-1") * 20)
+    (short := checkout / "short.en").write_text("one line\n")
     call(chinese, english, "zh", name="there")
-    for src, tgt, source, name, said in (
-        (english, chinese, "zh", "mine", "given as zh, but its letters are Latin"),
-        (english, chinese, "rus_Cyrl", "mine", "given as rus_Cyrl, but its letters are Latin"),
-        (chinese, short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
-        (chinese, english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
-        (chinese, english, "en", "mine", "--source and --target are both en"),
-        (chinese, english, "zh", "there", r"there\.yaml is there already; go on with .* configs/there/"),
-        (checkout / "none", english, "zh", "mine", "none.*No such file"),
-        (chinese, latin, "zh", "mine", r"latin\.en.*not UTF-8"),
+    for tgt, source, name, said in (
+        (short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
+        (english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
+        (english, "en", "mine", "--source and --target are both en"),
+        (english, "zh", "there", r"there\.yaml is there already; go on with .* configs/there/"),
     ):
         with pytest.raises((UserError, SystemExit)) as refusal:
-            call(src, tgt, source, name=name)
+            call(chinese, tgt, source, name=name)
         assert re.search(said, f"{refusal.value}{capsys.readouterr().err}")
 
 
-@pytest.mark.parametrize("pairs", [20_000, 500_000, 2_000_000, 20_000_000])
+@pytest.mark.parametrize("pairs", [20_000, 2_000_000])
 def test_a_training_on_gpus_keeps_the_checkpoints_that_are_averaged(pairs, checkout):
     """Of batches that are full to two thirds. The model is the paper's."""
     path = checkout / "configs" / "mine" / "dynamicconv.yaml"
@@ -221,20 +202,15 @@ SENTENCES = {
     "hin_Deva": "क्षत्रिय विद्यार्थी हिन्दी पढ़ते हैं। क्या यह “छोटा” वाक्य है?",
     "hye": "Ինչո՞ւ է այսպես։ Բարև՛, «աշխարհ»։",
     "ja": "これは「短い文」です。５ｍ²の部屋、½と…。",
-    "ka": "გამარჯობა, „მსოფლიო“! ეს მოკლე ტექსტია.",
     "khm": "សួស្តីពិភពលោក។ នេះជាប្រយោគខ្លីៗ",
     "kor_Hang": "안녕하세요, 세계! 이것은 “짧은” 문장입니다.",
-    "mal_Mlym": "മലയാളം വിദ്യാർത്ഥികൾ ന്‍റെ കേരളത്തില്‍ ആണ്.",
     "my": "မြန်မာစာသည် လှပသည်။ ကျောင်းသို့၊ သွားသည်။",
     "rus": "Привет, «мир»! Это т. е. короткий „текст“ — не более.",
     "sin_Sinh": "ශ්‍රී ලංකාව ලස්සන රටකි. සිංහල භාෂාව, ක්‍රමය.",
-    "srp_Cyrl": "Здраво, „свете”! Његов џак је овде.",
     "srp_Latn": "Zdravo, „svete”! Njegov džak je ovde.",
-    "ta": "தமிழ் மொழி வாழ்க! இது ‘சிறிய’ வாக்கியம்.",
     "tha": "นี่คือประโยคสั้นๆ ที่ไม่มีช่องว่าง ฯ",
     "tur_Latn": "İstanbul'da ISPARTA'lı ılık içecek var; \"çok güzel\".",
     "uk": "Комп'ютер і м’ясо об'єднані: «так».",
-    "vi": "Xin chào, thế giới! Đây là “câu ngắn”.",
     "zho_Hant": "你好，世界！這是「短句」：約翰·史密斯買了５ｍ²（½）……",
 }
 """With the marks, joiners and quotes of the script, and characters that NFKC would change."""
