@@ -152,9 +152,6 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
 
 
 SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
-    "fr": ("l’été où naïve l’élève a reçu ses dix clés", "l’été où naïve l’élève a reçu ses dix mots"),
-    "ru": ("Это один два три четыре пять шесть семь восемь", "Это один два три четыре пять шесть сто восемь"),
-    "ar": ("هذا واحد اثنان ثلاثة أربعة خمسة ستة سبعة ثمانية", "هذا واحد اثنان ثلاثة أربعة خمسة ستة مئة ثمانية"),
     "zh_CN": ("我们今天在学校里学习一个简单的句子。", "我们今天在学校里学习一个复杂的句子。"),
     "ja": ("わたしたちは今日学校でこれを簡単に学びます。", "わたしたちは今日学校でこれを簡潔に学びます。"),
     "ko": ("이것은 하나 둘 셋 넷 다섯 여섯 일곱 여덟", "이것은 하나 둘 셋 넷 다섯 여섯 백 여덟"),
@@ -184,11 +181,11 @@ def test_every_script_has_plausible_scores(language):
                 assert share == pytest.approx(100) if text == right else 30 < share < 100, key
         if section:
             assert "tok:words-or-characters|stem:no|" in details["rouge1"]["signature"]
-        elif language == "th":
-            assert "tok:char|" in details["ter"]["signature"]
+        else:
+            assert ("ter" in details) == (language != "th")
 
 
-@pytest.mark.parametrize("language", ["en", "eng", "en_summary", "en-GB"])
+@pytest.mark.parametrize("language", ["eng", "en_summary"])
 def test_rouge_of_english_is_that_of_the_package(language):
     found = measures({"metric": "rouge"}, language)
     ours, right = "A naïve café runs.", "The cafés run naïvely!"
