@@ -106,7 +106,7 @@ def signatures(record: Mapping[str, Any]) -> list[str]:
         parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
         parts += [] if lookup(record, "speed.trained") else ["random weights"]
         if other := lookup(record, "speed.baseline"):
-            parts.append(f"baseline:{other['model']}" + ("" if other.get("trained") else " (random weights)"))
+            parts.append(f"baseline:{other['model']}")
         lines.append("  speed " + "|".join(parts))
     return lines
 

@@ -48,8 +48,8 @@ ROWS = [
         f"""{HEAD} BLEU (tokenised) {OF_BLEU} speed, sentences/s x baseline
         m toy 1,234,567 1 15.00 15.00 14.00 12.3 50.0 ± 0.4 1.25
         x toy 1,234,567 0 - - - - - -
-        speed beam:4|batch-size:256|baseline:transformer (random weights)
-        speed beam:4|batch-size:256|random weights|baseline:transformer (random weights)
+        speed beam:4|batch-size:256|baseline:transformer
+        speed beam:4|batch-size:256|random weights|baseline:transformer
         x: not scored yet""",
     ),
     (
