@@ -7,20 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq.data.data_utils import post_process
-from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.download import download
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from data_prep.steps.plan import plan
-from data_prep.text import bpe, sentencepiece
+from data_prep.text import sentencepiece
 from data_prep.text.clean import count_words
 from scripts import own_text
 from scripts.common.errors import UserError
@@ -216,31 +214,19 @@ SENTENCES = {
 """With the marks, joiners and quotes of the script, and characters that NFKC would change."""
 
 
-def learnt(dataset: Dataset, lines: list[str], codes: Path) -> Path:
-    """File that the last step learns from these lines."""
-    if dataset.units == "sentencepiece":
-        with pytest.raises(sentencepiece.TooManyUnits) as refusal:
-            sentencepiece.learn(iter(lines), units=1000)
-        codes.write_bytes(sentencepiece.learn(iter(lines), units=refusal.value.limit))
-    else:
-        tokenised = map(line_steps(replace(dataset, steps=dataset.steps[:1]), str(dataset.target), None), lines)
-        codes.write_text(bpe.learn_from_counts(get_vocabulary(tokenised).items(), merges=20), encoding="utf-8")
-    return codes
-
-
-@pytest.mark.parametrize("cut", ["sentencepiece", "tokenise bpe"])
 @pytest.mark.parametrize("target", SENTENCES)
-def test_a_perfect_translation_scores_100(target, cut, tmp_path):
+def test_a_perfect_translation_scores_100(target, tmp_path):
     """The text of the test set as it is prepared, its units joined and its words written as people do."""
-    given: dict[str, Any] = {"tokenise": {"escape": False}, "bpe": {"merges": 20}, "sentencepiece": {"units": 200}}
-    steps = tuple(Step(name=name, parameters=given[name]) for name in cut.split())
-    dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
-    references = [f"{SENTENCES[target]} {n}" for n in range(20)]
-    units = map(line_steps(dataset, target, learnt(dataset, references, tmp_path / "codes")), references)
-    joined = [post_process(line, dataset.units) for line in units]
-    back = list(map(detokeniser(target, dataset), joined))
-    found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
-    assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
+    references, codes = [f"{SENTENCES[target]} {n}" for n in range(20)], tmp_path / "codes"
+    with pytest.raises(sentencepiece.TooManyUnits) as refusal:
+        sentencepiece.learn(iter(references), units=1000)
+    codes.write_bytes(sentencepiece.learn(iter(references), units=refusal.value.limit))
+    for step in (Step(name="tokenise", parameters={"escape": False}), Step(name="sentencepiece")):
+        dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=(step,))
+        joined = [post_process(line, dataset.units) for line in map(line_steps(dataset, target, codes), references)]
+        back = list(map(detokeniser(target, dataset), joined))
+        found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
+        assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 
 
 def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(tmp_path):
