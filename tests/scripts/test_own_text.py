@@ -221,8 +221,9 @@ def test_a_perfect_translation_scores_100(target, tmp_path):
     with pytest.raises(sentencepiece.TooManyUnits) as refusal:
         sentencepiece.learn(iter(references), units=1000)
     codes.write_bytes(sentencepiece.learn(iter(references), units=refusal.value.limit))
-    for step in (Step(name="tokenise", parameters={"escape": False}), Step(name="sentencepiece")):
-        dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=(step,))
+    for name, given in (("tokenise", {"escape": False}), ("sentencepiece", {"units": 200})):
+        steps = (Step(name=name, parameters=given),)
+        dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
         joined = [post_process(line, dataset.units) for line in map(line_steps(dataset, target, codes), references)]
         back = list(map(detokeniser(target, dataset), joined))
         found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
