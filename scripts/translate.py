@@ -37,8 +37,6 @@ from scripts.scoring.rouge import SENTENCE_SEPARATOR
 
 _MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt", "checkpoint_best.pt")
 _facts = functools.partial(read_json, missing={})
-# what stands beside the flags of generation
-_NOTES = ("seed", "subset", "averaged", "last", "precision", "precision_reason")
 
 
 @dataclass(frozen=True)
@@ -83,10 +81,9 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
         return next(filter(None, (_facts(folder / name) for folder in model.resolve().parents[:3])), {})
 
     config = recorded("record.json").get("config", {})
-    tuned = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
-    settings = recorded("hypotheses/generation.json").get("settings") or tuned
+    settings = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
     settings = settings or (published.generate if published else {})
-    generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
+    generate = {key: value for key, value in settings.items() if key != "last" and value is not None}
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}))
 
 

@@ -43,18 +43,13 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
         assert (trained.model, trained.dictionaries, trained.dataset) == (model, data / "binarised", "iwslt14_de_en")
         assert codes_file("de", *trained.codes_folders) == data / "prepared/codes"
         assert trained.generate == of_the_config
-    settings = {"beam": 4, "lenpen": 0.4}
-    write("seed2/hypotheses/generation.json", {"settings": {"seed": 2, "subset": "test", "averaged": "no", **settings}})
+    write("seed2/tuned/tune.json", {"chosen": {"last": 3, "lenpen": 0.6, "max-len-b": None}})
     write("seed2/checkpoints/checkpoint_best.pt", "")
+    tuned = of_the_config | {"lenpen": 0.6}
     places = ["", "/tuned", "/tuned/model.pt", "/checkpoints", "/checkpoints/checkpoint_best.pt"]
-    assert found("m", "../best.pt", *(f"m/seed2{place}" for place in places)) == [settings] * 7
-    # what was tuned counts before the test set is translated, and where there is no record yet
-    names = "m/seed1", "m/seed1/averaged/model.pt"
-    assert found(*names) == [of_the_config] * 2
-    write("seed1/tuned/tune.json", {"chosen": {"last": 3, "lenpen": 0.6, "max-len-b": None}})
-    assert found(*names) == [of_the_config | {"lenpen": 0.6}] * 2
+    assert found("m", "../best.pt", *(f"m/seed2{place}" for place in places)) == [tuned] * 7
+    assert found("m/seed1", "m/seed1/averaged/model.pt") == [of_the_config] * 2
     (data / "m/record.json").unlink()
-    assert found(*names) == [{"lenpen": 0.6}] * 2
     with pytest.raises(UserError, match=r"m has neither a record\.json that says its best seed .* seed1, seed2"):
         find_trained(data / "m")
 
@@ -118,13 +113,6 @@ def test_characters_that_mean_something_to_us_come_back(names, tmp_path):
     numbers = [words.encode_line(line) for line in units]
     found = [back(words.string(line, joined)) for line in numbers]
     assert ["".join(line.split()) for line in found] == ["".join(mark.split()) for mark in marks]
-
-
-def test_a_line_is_text_without_control_characters(capsys):
-    assert translate.read_text("\ufeffone\u200btwo\tthree\0\r\n".encode(), 7) == "one two three"
-    assert capsys.readouterr().err == ""
-    translate.read_text(b"a\xff", 7)
-    assert capsys.readouterr().err == "line 7: not UTF-8\n"
 
 
 def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
