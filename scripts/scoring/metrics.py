@@ -20,19 +20,8 @@ from scripts.scoring.rouge import Rouge
 from scripts.scoring.score_names import KEYS
 from scripts.scoring.selection import goodness
 
-# what a score of sacreBLEU's may tell beside itself, and our names
-_FACTS = {
-    "precisions": "precisions",
-    "bp": "brevity_penalty",
-    "sys_len": "hypothesis_length",
-    "ref_len": "reference_length",
-    "num_edits": "edits",
-    "ref_length": "reference_length",
-    "precision": "precision",
-    "recall": "recall",
-    "hypothesis_words": "hypothesis_words",
-    "reference_words": "reference_words",
-}
+# what a score may tell beside itself
+_FACTS = ("precisions", "bp", "sys_len", "ref_len", "precision", "recall")
 
 _TOKENISERS = {
     **dict.fromkeys(CHINESE, "zh"),
@@ -138,7 +127,7 @@ def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -
         check_sides(ours, theirs)
         result = measure.metric.corpus_score(list(ours), [list(theirs)])
         scores[key] = result.score
-        facts = {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
+        facts = {name: getattr(result, name) for name in _FACTS if hasattr(result, name)}
         details[key] = {**facts, "signature": str(measure.metric.get_signature())}
     return scores, details
 

@@ -29,7 +29,7 @@ def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
     scores, details = bleu(["the cat sat on the mat .", "a dog"], ["the cat sat on the mat !", "a dog"])
     assert scores == {"bleu": pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 3 / 4) ** 0.25, abs=1e-9)}
     assert "tok:none|smooth:none" in details["bleu"]["signature"]
-    assert (details["bleu"]["hypothesis_length"], details["bleu"]["reference_length"]) == (9, 9)
+    assert (details["bleu"]["sys_len"], details["bleu"]["ref_len"]) == (9, 9)
     # a short hypothesis pays, and one without a match scores nothing
     whole = "a b c d e f g h"
     assert bleu(["a b c d"], [whole])[0]["bleu"] == pytest.approx(100 * 2.718281828459045 ** (1 - 8 / 4), abs=1e-6)
@@ -47,7 +47,7 @@ def test_real_text_scores_what_multi_bleu_prints_with_compounds_and_without():
     assert (f"{scores['bleu']:.2f}", f"{scores['bleu_compounds']:.2f}") == ("72.61", "76.85")
     assert tuple(measures({"metric": "bleu_compounds"}, "de")) == KEYS["bleu"]
     assert {key for keys in KEYS.values() for key in keys} == set(NAMES)
-    lengths = [(each["hypothesis_length"], each["reference_length"]) for each in details.values()]
+    lengths = [(each["sys_len"], each["ref_len"]) for each in details.values()]
     assert lengths == [(923, 1039), (1131, 1261)]
 
 
@@ -94,7 +94,6 @@ def test_text_as_people_write_it_is_scored_beside():
         assert part in details[key]["signature"]
     scores, details = evaluate(measures({}, "de"), wrong, right)
     assert scores["ter"] == pytest.approx(100 * 2 / 5)  # two of the five words as tercom parts them
-    assert details["ter"]["edits"] == 2
     assert 0 < scores["chrf"] < 100
 
 
@@ -147,7 +146,6 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
     assert both["rouge1"] == pytest.approx((first["rouge1"] + 100) / 2)
     of = details["rouge1"]
     assert (of["precision"], of["recall"]) == (pytest.approx(100 * 7 / 8), pytest.approx(100 * 8 / 10))
-    assert (of["hypothesis_words"], of["reference_words"]) == (2.5, 3)
     assert "stem:porter|L:summary|rouge-score:" in of["signature"]
 
 
