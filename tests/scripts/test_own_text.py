@@ -79,16 +79,13 @@ def config_of(dataset: Path) -> Config:
     return load_config(dataset.parents[2] / "configs" / dataset.stem / "dynamicconv.yaml")
 
 
-def change(path: Path, *pairs: tuple[str, str]) -> None:
-    text = path.read_text(encoding="utf-8")
-    for pattern, new in pairs:
-        text = re.sub(pattern, new, text)
-    path.write_text(text, encoding="utf-8")
+def change(path: Path, pattern: str, new: str) -> None:
+    path.write_text(re.sub(pattern, new, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def prepared(dataset: Path, checkout: Path) -> list[dict[str, Any]]:
     """Prepare the text with few units; return what each step did."""
-    change(dataset, ("units: 2000", "units: 90"))
+    change(dataset, "units: 2000", "units: 90")
     download(load_dataset(str(dataset)), raw=None, out=checkout / "raw")
     prepare(load_dataset(str(dataset)), raw=checkout / "raw", out=checkout / "out", workers=1)
     return read_json(checkout / "out" / "counts.json")["steps"]
@@ -108,7 +105,7 @@ def test_a_step_that_drops_many_says_so(checkout, call, capsys):
     foreign, english = corpus(checkout, "de")
     lines = ["x" if n % 4 == 0 else line for n, line in enumerate(read_lines(english))]
     english.write_text("\n".join(lines) + "\n")
-    change(path := call(foreign, english, "de"), ("max_ratio: [0-9.]+", "max_ratio: 3.5"))
+    change(path := call(foreign, english, "de"), "max_ratio: [0-9.]+", "max_ratio: 3.5")
     prepared(path, checkout)
     said = capsys.readouterr().out
     assert re.search(r"note: clean dropped \d+ of \d+ lines of train \(25%\): length ratio of 3.5 or more: ", said)
