@@ -8,7 +8,7 @@ and search on that test set stands for the paper's figure. In a damaged model on
 import random
 import re
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,15 +157,13 @@ def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace
     return model, args
 
 
-def archive(
-    published: Published, model: Any, args: Namespace, test_set: SmallSet, ancient: bool, damaged: bool, at: Path
-) -> bytes:
+def archive(published: Published, model: Any, args: Namespace, test_set: SmallSet, damaged: bool, at: Path) -> bytes:
     """The .tar.gz: a folder with the model as an old version of fairseq saved it, dictionaries and codes."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if damaged:
         name = next(name for name in state if re.search(r"decoder.*conv\.weight$", name))
         state[name] = state[name].flip(-1)
-    state = common.early_names(state, shared=False, ancient=ancient)
+    state = common.early_names(state, shared=False, ancient=not damaged)
     content = common.save(at, state, args, settings="args", zipped=False).read_bytes()
     at.unlink()
     folder, files = published.archive.removesuffix(".tar.gz"), {"model.pt": content, **test_set.files}
@@ -175,15 +173,10 @@ def archive(
 def dataset_file(test_set: SmallSet, site: Site, file: Path) -> None:
     """Serve the archives of a test set, and write the dataset with their addresses in place of the true ones."""
     content = yaml.safe_load((FOLDER / f"{test_set.dataset.name}.yaml").read_text())
-    sources = [one for source in test_set.dataset.splits["test"] for one in source.each()]
-    share = -(-TEST_LINES // len(sources))
-    members: dict[str, dict[str, bytes]] = {}
-    for place, source in enumerate(sources):
-        pairs = test_set.test[place * share : (place + 1) * share]
-        for side, language in enumerate(test_set.dataset.languages):
-            members.setdefault(source.file, {})[source.members[language]] = segments([pair[side] for pair in pairs])
-    for name, files in members.items():
-        content["files"][name] = {"urls": [site.add(f"/{test_set.dataset.name}/{name}", packed(name, files))]}
+    (source,) = (one for source in test_set.dataset.splits["test"] for one in source.each())
+    sides = zip(test_set.dataset.languages, zip(*test_set.test, strict=True), strict=True)
+    served = packed(source.file, {source.members[language]: segments(lines) for language, lines in sides})
+    content["files"][source.file] = {"urls": [site.add(f"/{source.file}", served)]}
     for expected in content["expected"]:
         expected["lines"] |= {"test": TEST_LINES} if "test" in expected["lines"] else {}
     file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
@@ -199,7 +192,7 @@ def small_config(model: Published, folder: Path) -> Path:
 
 
 @contextmanager
-def published(folder: Path, names: Sequence[str], damaged: Collection[str]) -> Iterator[Path]:
+def published(folder: Path, names: Sequence[str], damaged: str) -> Iterator[Path]:
     """Serve the models ``names``; yields their table."""
     known, folder = read_published(), folder.resolve()
     chosen = [choose(known, name) for name in names]
@@ -212,9 +205,8 @@ def published(folder: Path, names: Sequence[str], damaged: Collection[str]) -> I
             model, args = make_model(each, test_set)
             content["models"][each.name]["config"] = str(small_config(each, folder))
             content["models"][each.name]["figure"] = round(figure(model, test_set, each), 2)
-            spoilt, at = each.name in damaged, folder / "model.pt"
-            packed_model = archive(each, model, args, test_set, each is chosen[0], spoilt, at)
-            site.add(f"/models/{each.archive}", packed_model)
+            served = archive(each, model, args, test_set, each.name == damaged, folder / "model.pt")
+            site.add(f"/models/{each.archive}", served)
         file = folder / f"{test_set.dataset.name}_small.yaml"
         dataset_file(test_set, site, file)
         content["test_sets"][chosen[0].of]["dataset"] = str(file)

@@ -40,10 +40,6 @@ ROWS = [
         m: beam:5|seed:3|backend:dynamic_conv=native""",
     ),
     (
-        [BY_SACREBLEU, record("n", valid=ONE, test=ONE)],
-        f"{HEAD} BLEU (tokenised) {OF_BLEU}",
-    ),
-    (
         [record("m", valid=ONE, test=ONE, speed=FAST), record("u", speed=FAST | {"trained": False}), record("x")],
         f"""{HEAD} BLEU (tokenised) {OF_BLEU} speed, sentences/s x baseline
         m toy 1,234,567 1 15.00 15.00 14.00 12.3 50.0 ± 0.4 1.25
