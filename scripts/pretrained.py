@@ -78,13 +78,6 @@ def read_published() -> dict[str, Published]:
     return models
 
 
-def choose(models: Mapping[str, Published], name: str) -> Published:
-    """Return the model of that name."""
-    if name not in models:
-        raise UserError(f"there is no published model {name}; choose one of: {', '.join(models)}")
-    return models[name]
-
-
 def each_archive(models: Mapping[str, Published]) -> list[Published]:
     """Return one model of each archive, which may have several names."""
     return list({model.archive: model for model in reversed([*models.values()])}.values())[::-1]
@@ -235,30 +228,29 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argument_parser(__doc__)
+    parser, models = argument_parser(__doc__), read_published()
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the published models and their addresses")
     fetching = commands.add_parser("get", help="fetch, check and convert one")
     scoring = commands.add_parser("score", help="score one or all, beside the paper's figures")
     where = "where the archives are (default: the addresses of `list`)"
-    for each, names in ((fetching, "as `list` prints it"), (scoring, "as `list` prints it, or all")):
-        each.add_argument("name", metavar="NAME", help=names)
+    fetching.add_argument("name", metavar="NAME", choices=models, help="as `list` prints it")
+    scoring.add_argument("name", metavar="NAME", choices=[*models, "all"], help="as `list` prints it, or all")
+    for each in (fetching, scoring):
         each.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help=where)
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    models = read_published()
     if arguments.command == "list":
         print("\n".join(aligned([(model.name, model.url + model.archive) for model in models.values()], left=2)))
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
-        model = choose(models, arguments.name)
         with lock(out):
-            manifest = get(model, out, arguments.origin)
+            manifest = get(models[arguments.name], out, arguments.origin)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:
-        chosen = each_archive(models) if arguments.name == "all" else [choose(models, arguments.name)]
+        chosen = each_archive(models) if arguments.name == "all" else [models[arguments.name]]
         score(chosen, arguments.out.resolve(), arguments.origin)
 
 

@@ -26,7 +26,6 @@ from scripts.tables.records import EMPTY, best_seed, lookup, metric, number, spr
 
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "precision", "versions", "machine", "git.commit")
-_LONGEST = 60  # letters of a setting
 _HOW = (
     "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, with "
     "its 95% interval: of the choice of the sentences (paired bootstrap; not of a perplexity), and of the seeds (one "
@@ -143,8 +142,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    text = EMPTY if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return EMPTY if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def as_text(runs: Sequence[Run], baseline: Run) -> str:

@@ -26,7 +26,7 @@ from subword_nmt.learn_bpe import get_vocabulary
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.text.bpe import learn_from_counts
-from scripts.pretrained import FILE, Published, choose, read_published
+from scripts.pretrained import FILE, Published, read_published
 from tests.convert import common
 from tests.data_prep.corpora import packed
 from tests.data_prep.web import Site, serving
@@ -195,7 +195,7 @@ def small_config(model: Published, folder: Path) -> Path:
 def published(folder: Path, names: Sequence[str], damaged: str) -> Iterator[Path]:
     """Serve the models ``names``; yields their table."""
     known, folder = read_published(), folder.resolve()
-    chosen = [choose(known, name) for name in names]
+    chosen = [known[name] for name in names]
     content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     test_set = make_test_set(chosen[0].dataset, folder)
