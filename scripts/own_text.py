@@ -14,7 +14,6 @@ example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh 
 import argparse
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,24 +42,18 @@ class Side:
     path: Path
     language: str
     lines: int = 0  # of the whole file
-    letters: Counter[str] = field(default_factory=Counter)  # how often each stands in the sample
+    letters: set[str] = field(default_factory=set)  # of the sample
     words: list[int] = field(default_factory=list)  # of each line of the sample; see ``count_words``
 
 
 def look(path: Path, language: str) -> Side:
-    """Read a file, its first ``_SAMPLE`` lines closely.
-
-    Raises:
-        UserError: it cannot be read, or has no letters.
-    """
+    """Read a file, its first ``_SAMPLE`` lines closely."""
     side = Side(path, language)
     for line in SuppliedText(path):
         side.lines += 1
         if side.lines <= _SAMPLE:
             side.letters.update(text := line.decode())
             side.words.append(count_words(text))
-    if not any(map(str.isalpha, side.letters)):
-        raise UserError(f"{path} has no letters in its first {len(side.words):,} lines; give a text")
     return side
 
 
@@ -82,7 +75,7 @@ def dataset_text(name: str, source: Side, target: Side) -> str:
     ratio = max(2.5, math.ceil(2.5 * quantile([max(pair) / min(pair) for pair in both], 0.99)) / 2)
     wanted = next(units for most, units in _UNITS.items() if pairs <= most)
     # SentencePiece keeps the letters that make up 99.95% of the text, and needs a unit for each beside those of more
-    letters = len(set(source.letters) | set(target.letters))
+    letters = len(source.letters | target.letters)
     units = max(wanted, -(-(letters + wanted // 2) // 500) * 500)
     valid, test = (2, 3) if pairs < 200_000 else (1, 1)
     files = "\n".join(f"  train.{side.language}: {json.dumps(str(side.path.absolute()))}" for side in (source, target))
@@ -118,7 +111,6 @@ def config_text(name: str, source: Side, target: Side, *, gpu: bool) -> str:
     # without a GPU by two processes, each with room for the longest line
     update = 4000 if gpu else max(1536, 8 * most_words(source, target))
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
-    in_fact = float(f"{updates * update / tokens:.2g}")  # a small text has more passes, a large one fewer
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if target.lines < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         more = f"arch: {arch}\n  save-interval-updates: {updates // 50}"
@@ -132,7 +124,7 @@ batch: {{tokens: {update}, max-tokens: {update // 2}}}  # each of two processes 
 base: ../own_text/{"base_gpu" if gpu else "base"}.yaml
 dataset: "{name}"
 train:
-  # some {in_fact:g} passes over the text, {_LEAST} to {most:,} updates; more is better
+  # {passes} passes over the text, but {_LEAST} to {most:,} updates; more is better
   max-update: {updates}
   {more}
 """

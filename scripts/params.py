@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.command import argument_parser, run_command
-from scripts.common.errors import UserError
 from scripts.common.terminal import aligned
 from scripts.fairseq_io.models import load_plugin, stand_in_dictionary, training_arguments, without_memory
 from scripts.pipeline.config import flags, load_config
@@ -131,15 +130,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--table", type=int, metavar="N", help="the models of one table only (1 to 7)")
-    asked, everything = parser.parse_args(argv).table, read_rows()
-    rows = [row for row in everything if asked in (None, row.table)]
-    if not rows:
-        known = ", ".join(map(str, sorted({row.table for row in everything})))
-        raise UserError(f"there is no Table {asked}; choose one of {known}")
+    argument_parser(__doc__).parse_args(argv)
     load_plugin()
-    print(table(rows))
+    print(table(read_rows()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ status is not 0 if a model has no score or one outside of the tolerance. The sam
 
 For `get`, DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download
 goes on where it stopped when the same command runs again. No checksums were published with these files: the manifest
-records the SHA-256 of what came, and fetching into the same DIR again refuses anything else.
+records the SHA-256 of what came.
 """
 
 # work/pretrained/NAME                    the model
@@ -27,7 +27,6 @@ from typing import Any
 
 import yaml
 
-from data_prep.binarise import SPECIAL_TYPES, vocab_size
 from data_prep.dataset import File, load_dataset
 from data_prep.fetch import fetch
 from data_prep.stages import DATASET
@@ -40,14 +39,12 @@ from scripts.common.outputs import atomic_folder, check_writable, in_the_making,
 from scripts.common.process import ask_python
 from scripts.common.strict_yaml import read_yaml
 from scripts.common.terminal import aligned
-from scripts.fairseq_io import checkpoints
 from scripts.pipeline.pipeline import Pipeline, Stage
 from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"
 FILE = CHECKOUT / "configs" / "published.yaml"  # its header says what it holds
 MANIFEST = "manifest.json"
-OPERATORS = {"lightconv": ("LightConv", "lightweight"), "dynamicconv": ("DynamicConv", "dynamic")}
 AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no figure"  # the verdicts that are no failure
 
 
@@ -56,9 +53,6 @@ class Published:
     """One model; its name says its operator, whether it has GLUs, and what it translates."""
 
     name: str
-    operator: str  # as the paper writes it
-    conv_type: str  # as the options name it
-    glu: bool
     of: str  # what it translates
     archive: str
     config: Path
@@ -69,27 +63,19 @@ class Published:
     url: str  # the folder of the archive
     tolerance: float
     figure: float | None = None
-    stands: str = ""
+    stands: str = ""  # where the figure does
 
 
-def read_published(file: Path = FILE) -> dict[str, Published]:
+def read_published() -> dict[str, Published]:
     """Read the table of the models. Paths of configurations in it start from its folder."""
-    content = read_yaml(file)
+    content = read_yaml(FILE)
     models = {}
     for name, given in content["models"].items():
-        kind, glu, of = name.split(".", 2)
+        of = name.split(".", 2)[2]
         test_set = dict(content["test_sets"][of])
-        about = {"tested_on": test_set.pop("name"), **test_set, **given, "config": file.parent / given["config"]}
-        about |= {"url": content["url"], "tolerance": float(content["tolerance"])}
-        models[name] = Published(name, *OPERATORS[kind], glu == "glu", of, **about)
+        about = {"tested_on": test_set.pop("name"), **test_set, **given, "config": FILE.parent / given["config"]}
+        models[name] = Published(name, of, **about, url=content["url"], tolerance=float(content["tolerance"]))
     return models
-
-
-def choose(models: Mapping[str, Published], name: str) -> Published:
-    """Return the model of that name."""
-    if name not in models:
-        raise UserError(f"there is no published model {name}; choose one of: {', '.join(models)}")
-    return models[name]
 
 
 def each_archive(models: Mapping[str, Published]) -> list[Published]:
@@ -97,27 +83,23 @@ def each_archive(models: Mapping[str, Published]) -> list[Published]:
     return list({model.archive: model for model in reversed([*models.values()])}.values())[::-1]
 
 
-def codes_file(language: str, *folders: Path, or_else: str = "") -> Path:
-    """The BPE merges or the SentencePiece model of a language; ``or_else`` ends the error where there is none."""
+def codes_file(language: str, *folders: Path) -> Path:
+    """The BPE merges or the SentencePiece model of a language."""
     try:
         return find_codes(language, *folders)
     except CodesError as error:
-        raise UserError(f"{error}{or_else}") from error
+        raise UserError(str(error)) from error
 
 
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack a tested archive into ``folder``; gives the checkpoint in it."""
-    try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")  # which refuses what leads out of the folder, and devices
-    except tarfile.FilterError as error:
-        raise UserError(f"{archive} is no model as its authors pack it: {error}; see where it comes from") from error
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
     found = sorted(folder.rglob("*.pt"))
-    named = [path for path in found if path.name == "model.pt"]
-    if len(named or found) == 1:
-        return (named or found)[0]
-    there = ", ".join(str(path.relative_to(folder)) for path in found or sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
-    raise UserError(f"{archive} holds {len(found)} checkpoints ({there}); expected one .pt file")
+    if len(found) != 1:
+        there = ", ".join(str(path.relative_to(folder)) for path in sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
+        raise UserError(f"{archive} holds {len(found)} checkpoints ({there}); expected one .pt file")
+    return found[0]
 
 
 def convert(source: Path, out: Path) -> str:
@@ -127,40 +109,13 @@ def convert(source: Path, out: Path) -> str:
     return "\n".join(said.splitlines()[:-1])
 
 
-def check_model(published: Published, folder: Path) -> None:
-    """Refuse a converted model of another operator than its name says, or with another model's dictionaries.
-
-    Where its GLUs are is no reason: by the paper's count of parameters some models whose name says "GLU" have it in the
-    encoder alone.
-    """
-    state = checkpoints.load(folder / "model.pt")
-    for side, language in zip(("encoder", "decoder"), load_dataset(published.dataset).languages, strict=True):
-        if (kind := state["cfg"]["model"].get(f"{side}_conv_type")) != published.conv_type:
-            raise UserError(
-                f"{published.archive} is not the model {published.name}: its {side}_conv_type is {kind}, expected "
-                f"{published.conv_type}; the file was exchanged or damaged on the way: fetch it again"
-            )
-        dictionary = folder / f"dict.{language}.txt"
-        if not dictionary.is_file():
-            held = ", ".join(sorted(path.name for path in folder.glob("[!.]*")))
-            raise UserError(f"{published.archive} holds no {dictionary.name} ({held}); it is not {published.name}")
-        types, rows = vocab_size(dictionary), len(state["model"][f"{side}.embed_tokens.weight"])
-        if types != rows:
-            raise UserError(
-                f"{published.archive}: {dictionary.name} has {types:,} types with fairseq's {SPECIAL_TYPES} own, and "
-                f"the {side} of {published.name} embeds {rows:,}: it is another model's dictionary; fetch it again"
-            )
-
-
-def get(model: Published, out: Path, origin: str | None = None, *, packed: bool = False) -> dict[str, Any]:
+def get(model: Published, out: Path, origin: str | None = None) -> dict[str, Any]:
     """Fetch, check, unpack and convert a model into ``out``; gives its manifest.
 
-    Args:
-        origin: the folder with the archive in it, or that folder's address; None: the model's own.
-        packed: the model is there as model.safetensors with config.json, too.
+    ``origin`` is the folder with the archive in it, or that folder's address; None: the model's own.
     """
     check_writable(out)
-    before, origin = read_json(out / MANIFEST, {}), origin or model.url
+    origin = origin or model.url
     fetched = in_the_making(out.with_name(model.archive), ".fetched")
     if re.match(r"(https?|ftp)://", origin):
         by_hand = "Or give the folder that it lies in with --from."
@@ -168,25 +123,15 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
     else:
         file, raw = File(), Path(origin)
         if not (raw / model.archive).is_file():
-            raise UserError(
-                f"there is no {raw / model.archive}; --from takes the folder with it, or the folder's address (https://...)"
-            )
+            raise UserError(f"there is no {raw / model.archive}; --from takes the folder with it, or an address")
     manifest = {"name": model.name, "archive": model.archive, **fetch(model.archive, file, fetched, raw=raw)}
     try:
-        if before.get("archive") == model.archive and before["sha256"] != manifest["sha256"]:
-            raise UserError(
-                f"{manifest['url']} is not what was fetched before: SHA-256 {manifest['sha256']}, recorded in {out}: "
-                f"{before['sha256']}. The older model was kept; fetch into another --out to have the other one"
-            )
         with atomic_folder(out) as folder, TemporaryDirectory(dir=folder) as unpacked:
             checkpoint = unpack(fetched / model.archive, Path(unpacked))
             for path in sorted(Path(unpacked).rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
-                if path.is_file() and path.suffix != ".pt" and not (folder / path.name).exists():
+                if path.is_file() and path != checkpoint and not (folder / path.name).exists():
                     copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
             print(convert(checkpoint, folder / "model.pt"), flush=True)
-            check_model(model, folder)
-            if packed:
-                convert(folder / "model.pt", folder / "model.safetensors")
             write_json(folder / MANIFEST, manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
         remove(fetched)
@@ -195,50 +140,43 @@ def get(model: Published, out: Path, origin: str | None = None, *, packed: bool 
     return manifest
 
 
-def outcome(model: Published, score: float | None = None, signature: str = "", error: str = "") -> dict[str, Any]:
-    """A model's score beside the paper's, or the reason why it has none, as scores.json has it."""
-    difference = None if score is None or model.figure is None else round(round(score, 2) - model.figure, 2)
-    if score is None:
-        verdict = f"no score: {error}"
-    elif difference is None:
-        verdict = NO_FIGURE
-    else:
-        verdict = AS_PUBLISHED if abs(difference) <= model.tolerance else "differs"
-    return {
-        "test_set": model.tested_on,
-        "score": SCORES[model.measure],
-        "paper": model.figure,
-        "stands": model.stands,
-        "ours": score,
-        "difference": difference,
-        "tolerance": model.tolerance,
-        "verdict": verdict,
-        "signature": signature,
-    }
+def verdict(model: Published, score: float) -> str:
+    """Return how a model's score compares with the paper's."""
+    if model.figure is None:
+        return NO_FIGURE
+    return AS_PUBLISHED if round(abs(round(score, 2) - model.figure), 2) <= model.tolerance else "differs"
 
 
 def score(models: Sequence[Published], root: Path, origin: str | None = None) -> None:
     """Score the models one after the other, whichever of them fail, and print the table."""
-    outcomes = {}
+    rows: list[Sequence[str]] = [("model", "test set", "score", "paper", "ours", "verdict")]
+    signatures, failed = list[str](), list[str]()
     for model in models:
         print(f"==== {model.name}", flush=True)
         try:
-            outcomes[model.name] = _score(model, root, origin or model.url)
+            found = _score(model, root, origin or model.url)
         except UserError as error:
             print(f"{model.name}: {error}", flush=True)
-            outcomes[model.name] = outcome(model, error=re.split("[:;\n]", str(error))[0])
-    path = root / "scores" / "scores.json"
-    with lock(path.parent):  # the file keeps the outcomes of other models
-        write_json(path, read_json(path, {}) | outcomes)
-    print("\n".join(report(outcomes)), flush=True)
-    if failed := [name for name, each in outcomes.items() if each["verdict"] not in (AS_PUBLISHED, NO_FIGURE)]:
+            reason = re.split("[:;\n]", str(error))[0]
+            ours, said = "-", f"no score: {reason}"
+        else:
+            ours, said = f"{found[model.measure]:.2f}", verdict(model, found[model.measure])
+            how = f"{found['details'][model.measure]['signature']} {found['signature']}"
+            signatures.append(f"{model.name}: {how}")
+        paper = "-" if model.figure is None else f"{model.figure} ± {model.tolerance}"
+        rows.append((model.name, model.tested_on, SCORES[model.measure], paper, ours, said))
+        if said not in (AS_PUBLISHED, NO_FIGURE):
+            failed.append(model.name)
+    print("\n".join([*aligned(rows, left=3, rule=True), *signatures]), flush=True)
+    if failed:
         raise UserError(
-            f"{len(failed)} of {len(outcomes)} models are not within {models[0].tolerance} of the paper's figure: "
+            f"{len(failed)} of {len(models)} models are not within {models[0].tolerance} of the paper's figure: "
             f"{', '.join(failed)}; what is said of each above is why"
         )
 
 
 def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
+    """Return the content of the model's scores.json."""
     fetched, folder = root / model.name, root / "scores" / model.name
     with lock(fetched), lock(folder):
         if not (fetched / MANIFEST).is_file():
@@ -250,11 +188,7 @@ def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
         with lock(pipeline.stages[download].folder.parent / DATASET):
             pipeline.run([download])
         pipeline.run(others)
-        found = read_json(pipeline.stages["score"].folder / "scores.json")
-    how = f"{found['details'][model.measure]['signature']} {found['signature']}"
-    result = outcome(model, found[model.measure], how)
-    print(f"==== {model.name}: {result['score']} {result['ours']:.2f}, {result['verdict']}\n", flush=True)
-    return result
+        return read_json(pipeline.stages["score"].folder / "scores.json")
 
 
 def configuration(model: Published) -> str:
@@ -293,50 +227,30 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     ]
 
 
-def report(outcomes: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The outcomes as lines of a table, and each score's signature."""
-    rows = [("model", "test set", "score", "paper", "ours", "difference", "tolerance", "verdict")]
-    for name, each in outcomes.items():
-        forms = {"paper": ".1f", "ours": ".2f", "difference": "+.2f"}
-        figures = ["-" if each[key] is None else format(each[key], form) for key, form in forms.items()]
-        rows.append((name, each["test_set"], each["score"], *figures, f"±{each['tolerance']}", each["verdict"]))
-    signatures = [f"{name}: {each['signature']}" for name, each in outcomes.items() if each["signature"]]
-    return [*aligned(rows, left=3, rule=True), *signatures]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argument_parser(__doc__)
+    parser, models = argument_parser(__doc__), read_published()
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the published models and their addresses")
+    commands.add_parser("list", help="the published models and their addresses")
     fetching = commands.add_parser("get", help="fetch, check and convert one")
     scoring = commands.add_parser("score", help="score one or all, beside the paper's figures")
-    for each in (listing, fetching, scoring):
-        each.add_argument(
-            "--models", metavar="FILE", type=Path, default=FILE, help="their table (default: %(default)s)"
-        )
     where = "where the archives are (default: the addresses of `list`)"
-    for each, names in ((fetching, "as `list` prints it"), (scoring, "as `list` prints it, or all")):
-        each.add_argument("name", metavar="NAME", help=names)
+    fetching.add_argument("name", metavar="NAME", choices=models, help="as `list` prints it")
+    scoring.add_argument("name", metavar="NAME", choices=[*models, "all"], help="as `list` prints it, or all")
+    for each in (fetching, scoring):
         each.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help=where)
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
-    packed = "write the model as model.safetensors and config.json, too"
-    fetching.add_argument("--safetensors", dest="packed", action="store_true", help=packed)
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
     arguments = parser.parse_args(argv)
-    models = read_published(arguments.models)
     if arguments.command == "list":
-        rows = [("name", "dataset", "operator", "GLU", "URL")]
-        rows += [(m.name, m.of, m.operator, "yes" if m.glu else "no", m.url + m.archive) for m in models.values()]
-        print("\n".join(aligned(rows, left=5)))
+        print("\n".join(aligned([(model.name, model.url + model.archive) for model in models.values()], left=2)))
     elif arguments.command == "get":
         out = arguments.out or WORK / arguments.name
-        model = choose(models, arguments.name)
         with lock(out):
-            manifest = get(model, out, arguments.origin, packed=arguments.packed)
+            manifest = get(models[arguments.name], out, arguments.origin)
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:
-        chosen = each_archive(models) if arguments.name == "all" else [choose(models, arguments.name)]
+        chosen = each_archive(models) if arguments.name == "all" else [models[arguments.name]]
         score(chosen, arguments.out.resolve(), arguments.origin)
 
 

@@ -4,9 +4,9 @@ The settings are those of the CONFIG's section `speed`: beam, batch size, subset
 another configuration of the same dataset. Runs of the two alternate, so that whatever else the machine does falls on
 both; the first of each is not counted. Time is fairseq-generate's own: generation without loading and reading.
 
-If the baseline has not been trained, a model of its architecture is timed after one update on almost no text; with
---untrained, one of the model's architecture, too. Such a model does not know when to end, so then both generate
-hypotheses of one fixed length, the mean length of the references. speed.json says which it was.
+A baseline that has not been trained gives no ratio. With --untrained random weights are timed, of either architecture
+after one update on almost no text. They do not know when to end, so both generate hypotheses of one fixed length, the
+mean length of the references. speed.json says which it was.
 """
 
 import shlex
@@ -40,12 +40,11 @@ class System:
     config: Config
     model: Path
     chosen: dict[str, Any]
-    trained: bool = True
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """Mean, standard deviation and number of each figure over the runs that count."""
-        found: dict[str, Any] = {"model": self.config.name, "trained": self.trained, "runs": self.runs}
+        found: dict[str, Any] = {"model": self.config.name, "runs": self.runs}
         return found | {key: over([run[key] for run in self.runs]) for key in FIGURES}
 
 
@@ -67,27 +66,23 @@ def untrained_system(config: Config, data: Path, out: Path) -> System:
     small = Config(config.path, config.name, config.dataset, config.seeds, config.train | changed | flags | anew)
     devices = find_devices(1)
     run_logged(train_command(small, 1, data, out, devices), out / "train.log", lambda line: None, what="fairseq-train")
-    return System(config, out / "checkpoint_last.pt", {}, trained=False)
+    return System(config, out / "checkpoint_last.pt", {})
 
 
 def find_systems(config: Config, run: Path, data: Path, out: Path, *, untrained: bool) -> list[System]:
-    """The model of a configuration, then its baseline if it has one; trained ones unless ``untrained``."""
+    """The model of a configuration, then its baseline if there is one; trained ones unless ``untrained``."""
     other = baseline_config(config)
     if untrained:
         return [untrained_system(each, data, out / "untrained" / each.name) for each in (config, other) if each]
-    ours = trained_system(config, run)
+    ours, theirs = trained_system(config, run), trained_system(other, run.parent / other.name) if other else None
     if ours is None:
         raise UserError(
             f"{run} has no selected model; run python -m scripts.reproduce {shlex.join(config.arguments)} --to select, "
             "or with --untrained for the speed of random weights"
         )
-    if other is None:
-        return [ours]
-    theirs = trained_system(other, run.parent / other.name)
-    if theirs is None:
-        print(f"speed: {other.path} has not been trained; a model without training stands in for it", flush=True)
-        theirs = untrained_system(other, data, out / "untrained" / other.name)
-    return [ours, theirs]
+    if other and theirs is None:
+        print(f"speed: {other.path} has not been trained, so there is no ratio", flush=True)
+    return [ours, theirs] if theirs else [ours]
 
 
 def time_once(system: System, speed: dict[str, Any], data: Path, log: Path, length: int | None) -> dict[str, Any]:
@@ -123,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_binarised(data)
     systems = find_systems(config, arguments.run, data, out, untrained=arguments.untrained)
     ours = systems[0]
-    random = not all(system.trained for system in systems)
-    length = mean_length(data, ours, speed["subset"], out) if random else None
+    length = mean_length(data, ours, speed["subset"], out) if arguments.untrained else None
     for number in range(speed["runs"] + 1):
         for system in systems:
             run = time_once(system, speed, data, out / f"{system.config.name}.run{number}.log", length)
@@ -135,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     key = FIGURES[0]
     ratio = found[key]["mean"] / baseline[key]["mean"] if baseline else None
     settings = {**{name: speed[name] for name in ("beam", "batch-size", "subset", "runs")}, "fixed_length": length}
-    write_json(out / "speed.json", {**found, "baseline": baseline, "ratio": ratio, "settings": settings})
+    found |= {"trained": not arguments.untrained, "baseline": baseline, "ratio": ratio, "settings": settings}
+    write_json(out / "speed.json", found)
     beside = f", {ratio:.2f} times {systems[1].config.name}" if ratio else ""
     print(f"{found[key]['mean']:.1f} sentences/s, {found[FIGURES[1]]['mean']:.0f} tokens/s{beside}")
 

@@ -3,8 +3,8 @@
 MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts.pretrained
 filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...), the model, and
 back. Every line in gives one line out, as soon as it is there; with --batch-size N, N lines are read and answered at a
-time, which is faster. What is wrong with a line (not UTF-8, control characters, longer than the model can take) is said
-on standard error, with the line's number; an empty line is answered with an empty one.
+time, which is faster. A line that is not UTF-8, or longer than the model can take, is named on standard error; an empty
+line is answered with an empty one.
 
 examples:
   echo "This package contains the documentation." | python -m scripts.translate work/debian_en_de/dynamicconv
@@ -35,11 +35,8 @@ from scripts.pretrained import codes_file, read_published
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
 
-_SIGNS = {"<s>", "<pad>", "</s>", "<unk>"}
 _MODELS = ("model.pt", "tuned/model.pt", "averaged/model.pt", "checkpoints/checkpoint_best.pt", "checkpoint_best.pt")
 _facts = functools.partial(read_json, missing={})
-# what stands beside the flags of generation
-_NOTES = ("seed", "subset", "averaged", "last", "precision", "precision_reason")
 
 
 @dataclass(frozen=True)
@@ -66,64 +63,40 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     root = path if best is None else path / f"seed{best}"
     model = path if path.is_file() else next((root / name for name in _MODELS if (root / name).is_file()), None)
     if model is None:
-        seeds = sorted(each.name for each in path.glob("seed*"))
-        what = f"give one of its seeds: {', '.join(seeds)}" if seeds else "train one, or give a checkpoint"
+        seeds = ", ".join(sorted(each.name for each in path.glob("seed*"))) or "none there"
         raise UserError(
-            f"{path} has neither a record.json that says its best seed nor any of {', '.join(_MODELS)}; {what}"
+            f"{path} has neither a record.json that says its best seed nor any of {', '.join(_MODELS)}; give a "
+            f"checkpoint, or one of its seeds: {seeds}"
         )
     data = next((parent for parent in model.resolve().parents if (parent / "binarised").is_dir()), None)
     if dictionaries is None:
-        beside = any(model.parent.glob("dict.*.txt"))
-        if not beside and data is None:
-            raise UserError(f"no dictionaries (dict.*.txt) beside {model}; give their folder with --dictionaries")
-        dictionaries = model.parent if beside or data is None else data / "binarised"
+        dictionaries = model.parent if data is None or any(model.parent.glob("dict.*.txt")) else data / "binarised"
     published = read_published().get(_facts(model.parent / "manifest.json").get("name", ""))
+    dataset = dataset or (published.dataset if published else data.name if data else None)
     if dataset is None:
-        dataset = published.dataset if published else data.name if data is not None else None
-        if dataset is None:
-            raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
+        raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
 
     def recorded(name: str) -> dict[str, Any]:  # wherever a link to the model lies, its records lie around the model
         return next(filter(None, (_facts(folder / name) for folder in model.resolve().parents[:3])), {})
 
     config = recorded("record.json").get("config", {})
-    tuned = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
-    settings = recorded("hypotheses/generation.json").get("settings") or tuned
+    settings = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
     settings = settings or (published.generate if published else {})
-    generate = {key: value for key, value in settings.items() if key not in _NOTES and value is not None}
+    generate = {key: value for key, value in settings.items() if key != "last" and value is not None}
     return Trained(model, dictionaries, dataset, codes, generate, config.get("train", {}))
 
 
-def note(number: int, text: str) -> None:
-    """Say something about a line of the input."""
-    print(f"line {number}: {text}", file=sys.stderr, flush=True)
-
-
 def read_text(line: bytes, number: int) -> str:
-    """A line of the input as text without control characters; what was changed is noted."""
-    data = line.removesuffix(b"\n").removesuffix(b"\r")
-    text = data.decode("utf-8", errors="replace")
-    if (lost := text.count("\N{REPLACEMENT CHARACTER}") - data.count("\N{REPLACEMENT CHARACTER}".encode())) > 0:
-        note(number, f"not UTF-8 in {lost} places, which became \N{REPLACEMENT CHARACTER}")
-    if BLANK.search(text):
-        note(number, "control characters became spaces")
-    text = BLANK.sub(" ", text).replace("\t", " ").strip()
-    if not text:
-        note(number, "empty, and so is the answer")
-    return text
-
-
-def note_signs(number: int, text: str, units: str, parted: str | None) -> None:
-    """Say which characters of a line are lost, as they are signs of what comes after."""
-    if parted == "sentencepiece" and "\u2581" in text:
-        note(number, "\u2581 became a space, for which it stands in SentencePiece")
-    if lost := sorted(_SIGNS & set(units.split())):
-        note(number, f"{', '.join(lost)}: a sign of fairseq's, which the model does not take for text")
+    """A line of the input as text without control characters."""
+    text = line.decode("utf-8", errors="replace")
+    if "\N{REPLACEMENT CHARACTER}" in text:
+        print(f"line {number}: not UTF-8", file=sys.stderr, flush=True)
+    return BLANK.sub(" ", text).replace("\t", " ").strip()
 
 
 def answers(
-    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int, parted: str | None
+    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int
 ) -> Iterator[list[str]]:
     """The model's tokens for each line, in lists as long as the batches that were read."""
     numbered = enumerate(lines, 1)
@@ -132,9 +105,9 @@ def answers(
         for number, line in batch:
             text = read_text(line, number)
             sources.append(steps(text) if text else "")
-            note_signs(number, text, sources[-1], parted)
             if (length := len(sources[-1].split())) > model.longest:
-                note(number, f"{length} tokens, and the model takes {model.longest}: the rest was left out")
+                cut = f"{length} tokens, and the model takes {model.longest}: the rest was left out"
+                print(f"line {number}: {cut}", file=sys.stderr, flush=True)
         asked = [source for source in sources if source.strip()]
         found = iter(model.translate(asked) if asked else [])
         yield [next(found) if source.strip() else "" for source in sources]
@@ -146,9 +119,9 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     source, target = dataset.source, dataset.target
     if target is None:
         raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
-    parted, codes = dataset.units, arguments.codes
-    if codes is None and parted and not any(step.name == APPLY_BPE for step in dataset.steps):
-        codes = codes_file(source, *trained.codes_folders, or_else=", or give it with --codes")
+    parted, codes = dataset.units, None
+    if parted and not any(step.name == APPLY_BPE for step in dataset.steps):
+        codes = codes_file(source, *trained.codes_folders)
     given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
     # where no record of the run says how units are joined, the dataset's steps do
     generate = {"post-process": parted} | trained.generate | given
@@ -161,7 +134,7 @@ def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: arg
     model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
     if sys.stdin.isatty():
         print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-    for batch in answers(lines, steps, model, arguments.batch_size, parted):
+    for batch in answers(lines, steps, model, arguments.batch_size):
         for each in batch:
             text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
             out.write(" ".join(text.split()).encode() + b"\n")
@@ -174,7 +147,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint")
     add("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
     add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it")
-    add("--codes", type=Path, metavar="FILE", help="the source's BPE merges or SentencePiece model")
     add("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
     add("--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: that of the run, or 1)")

@@ -3,18 +3,16 @@
 A ratio is the peer's time over this project's: above 1 this project is the faster one. Milliseconds depend on the
 machine. Ratios are of turns taken in one process (CTranslate2 has one of its own), and depend on it less.
 
-example: python -m scripts.bench ops --operators light --lengths 128
+example: python -m scripts.bench ops --lengths 128
 """
 
 import argparse
 import importlib
 from collections.abc import Sequence
 from itertools import takewhile
-from pathlib import Path
 
 from scripts.common.command import argument_parser, positive, run_command
 from scripts.common.errors import UserError
-from scripts.common.files import write_json
 from scripts.common.terminal import StatusLine, aligned
 
 # each with its module
@@ -22,7 +20,7 @@ MEASURED = {
     "ops": ("operators", "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and attention"),
     "decode": ("decoding", "one decoding step, and beam search from end to end"),
     "train": ("training", "updates as fairseq-train makes them"),
-    "kernels": ("kernels", "each operator's kernels alone, beside the bandwidth of a copy"),
+    "kernels": ("kernels", "the convolutions' kernels alone, beside the bandwidth of a copy"),
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -39,25 +37,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         form = argparse.ArgumentDefaultsHelpFormatter
         add = commands.add_parser(name, formatter_class=form, help=what, description=f"Measure {what}.").add_argument
         add("--device", default="cpu", help="cpu, cuda or cuda:N")
-        add("--threads", type=positive, help="threads on a CPU; torch chooses them unless given")
         add("--seconds", type=float, default=1.0, help="about how long each case is timed")
-        add("--out", type=Path, metavar="FILE", help="write the records as JSON too")
         if name == "kernels":
-            add("--tokens", type=positive, default=4096, help="T * B; hypotheses of a decoding step")
+            add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=1024, help="C, in heads of 64")
             add("--length", type=numbers, default="128", help="T, several by commas")
             add("--kernels", type=numbers, default="31,65", help="K, several by commas")
-            add("--only", default="", help="only what has this in its name: 'conv, K', float16")
         if name == "ops":
-            add("--operators", default="light,dynamic,dynamic module", help="several by commas")
             add("--lengths", type=numbers, default="32,128,512,2048", help="T, several by commas")
             add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=512, help="C")
             add("--heads", type=positive, default=8, help="H")
             add("--kernel", type=positive, default=31, help="K")
             add("--causal", action="store_true", help="pad on the left only, as a decoder does")
-            add("--no-peers", action="store_true", help="ours alone: the time of a token at each T")
-            add("--layouts", action="store_true", help="batch first, with a state, packed (all causal)")
         if name in ("ops", "decode"):
             add("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
         if name in ("train", "decode"):
@@ -65,7 +57,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if name == "decode":
             add("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
             add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
-            add("--only", choices=("steps", "search"), help="steps alone, or whole searches")
         if name == "train":
             add("--tokens", type=positive, default=2048, help="words of a batch, padding included")
             add("--flags", default="", help="more flags of fairseq-train, such as --flags=--fp16")
@@ -82,15 +73,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from scripts.fairseq_io.models import load_plugin
 
-    cuda = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if args.device not in (places := ["cpu", *(["cuda"] if cuda else []), *cuda]):
-        raise UserError(f"--device {args.device}: torch {torch.__version__} has {', '.join(places)} here")
-    if args.device != "cpu":
-        torch.cuda.set_device(
-            int(args.device.partition(":")[2] or 0)
-        )  # for whatever names no device: fairseq's trainer, events
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # for whatever names no device: fairseq's trainer, events
     torch.manual_seed(1)
     load_plugin()  # before anything imports the operators alone
     from lightconv_plugin.ops import library
@@ -99,25 +84,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     missing = library.load()
     if missing is not None:
         raise UserError(f"there is nothing to measure: {missing}")
-    device = torch.device(args.device)
     print(f"{args.what} on {machine(device)}")
     measured = importlib.import_module(f"scripts.bench.{MEASURED[args.what][0]}")
-    records = []
     for rows in measured.tables(args, device):
         status, table = StatusLine(), []
         for row in rows:
-            records.append({heading: value for heading, _, value in row})
             table.append(row)
             status.update("measured " + " ".join(str(value) for *_, value in row[:3]))
         status.close()
-        if not table:
-            continue
         cells = [["-" if value is None else form.format(value) for *_, form, value in row] for row in table]
         left = len(list(takewhile(lambda cell: isinstance(cell[-1], str), table[0])))  # columns of words
         print("\n".join(aligned([[heading for heading, *_ in table[0]], *cells], left=left, rule=True)) + "\n")
-    if args.out:
-        arguments = vars(args) | {"out": str(args.out)}
-        write_json(args.out, {"what": args.what, "arguments": arguments, "records": records})
 
 
 if __name__ == "__main__":

@@ -30,8 +30,6 @@ def compute_types(device: "torch.device") -> list[str]:
         return []
     with _process() as process:
         supported = process.submit(_supported, device.type, device.index or 0).result()
-    if absent := [name for name in COMPUTE_TYPES if name not in supported]:
-        print(f"not measured: CTranslate2 in {', '.join(absent)}, which it does not compute in on {device.type}")
     return [name for name in COMPUTE_TYPES if name in supported]
 
 

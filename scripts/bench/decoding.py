@@ -21,11 +21,8 @@ BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
     """Return what ``decode`` measures."""
-    peers = ctranslate2.compute_types(device)
-    if args.only != "search":
-        yield measure_steps(args, device)
-    if args.only != "steps":
-        yield measure_search(args, device, precisions(args), peers)
+    yield measure_steps(args, device)
+    yield measure_search(args, device, precisions(args), ctranslate2.compute_types(device))
 
 
 def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
@@ -71,7 +68,7 @@ def fairseq_step(
     operator: str, shape: Shape, x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor
 ) -> Callable[[], None]:
     """A step of fairseq's module, its beams re-ordered."""
-    module: Any = fairseq_layer(operator, shape, x, None if operator == "light" else logits)[0].eval()
+    module: Any = fairseq_layer(operator, shape, x, logits)[0].eval()
     state: dict[str, Any] = {}
 
     def step() -> None:

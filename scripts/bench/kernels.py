@@ -1,46 +1,26 @@
-"""``scripts.bench kernels``: the time of each operator's kernels beside that of copying as many bytes."""
+"""``scripts.bench kernels``: the time of the convolutions' kernels beside that of copying as many bytes."""
 
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from timeit import repeat
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops import backend
 from scripts.bench.timing import Row
 
-WIDTH, HEAD, WORDS = 31, 64, 32_000
+HEAD = 64
 CALLS, TURNS = 20, 5
 MOST_COPIES = 100  # of a call's inputs
 QUEUED_CYCLES = 50_000_000  # of a GPU's clock, some 30 ms, in which the host queues all calls
 BEYOND_CACHE = 2**28  # bytes that a last cache does not hold
 WANTED: tuple[tuple[str, ...], ...] = ((), ("x",), ("weight",), ("x", "weight"))  # no gradients: forward
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 Call = Callable[[], object]
-
-
-class Pass(NamedTuple):
-    """A forward pass on inputs of its own, the tensors that its gradient is taken of, and the bytes of each."""
-
-    forward: Callable[[], Tensor]
-    inputs: list[Tensor]
-    read: int
-    moved: int = 0
-
-    def call(self, backward: bool) -> tuple[Call, int]:
-        """The forward pass, or the gradient from the same graph at each call, and the bytes that it moves."""
-        if not backward:
-            return self.forward, self.read
-        for each in self.inputs:
-            each.requires_grad_()
-        out = self.forward()
-        grad = torch.ones_like(out)
-        return (lambda: torch.autograd.grad(out, self.inputs, grad, retain_graph=True)), self.moved
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
@@ -53,30 +33,42 @@ def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
 
 
 def measure(args: Namespace, length: int, device: torch.device, copied: float) -> Iterator[Row]:
-    """Yield a row for each operator, pass and type that the library has a kernel for.
+    """Yield a row for each type, operator, width and pass.
 
     Bytes are the least that the pass reads and writes, and a ratio is its time over that of copying as many. Inputs
     alternate between copies that together are larger than the cache, so that they come from memory.
     """
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for name, (operator, make, backward) in cases(args, length, dtype, device).items():
-            if args.only not in f"{name}, {dtype}" or not backend.has_kernel(operator, device.type):
-                continue
-            calls: list[Call] = []
-            moved = 0
-            while len(calls) < 2 or (moved * len(calls) < BEYOND_CACHE and len(calls) < MOST_COPIES):
-                call, moved = make().call(backward)
-                calls.append(call)
-            taken = median_time(calls, device)
-            yield [
-                ("kernels", "{}", name),
-                ("type", "{}", str(dtype).removeprefix("torch.")),
-                ("T", "{}", length),
-                ("us", "{:.1f}", taken * 1e6),
-                ("MB", "{:.1f}", moved / 1e6),
-                ("GB/s", "{:.0f}", moved / taken / 1e9),
-                ("time / a copy's", "{:.2f}", taken * copied / moved),
-            ]
+    B, H = max(1, args.tokens // length), max(1, args.channels // HEAD)
+    for dtype, operator, K, wanted in product(DTYPES, ("light_conv", "dynamic_conv"), args.kernels, WANTED):
+        sizes = (length, B, args.channels), (*(() if operator == "light_conv" else (length, B)), H, K)
+        calls: list[Call] = []
+        moved = 0
+        while len(calls) < 2 or (moved * len(calls) < BEYOND_CACHE and len(calls) < MOST_COPIES):
+            x, weight = (torch.randn(size, device=device, dtype=dtype) for size in sizes)
+            moved = x.nbytes * (3 if len(wanted) == 2 else 2) + weight.nbytes * (2 if "weight" in wanted else 1)
+            calls.append(one_call(operator, x, weight, wanted))
+        taken = median_time(calls, device)
+        label = "gradient of " + " and ".join(wanted) if wanted else "forward"
+        yield [
+            ("kernels", "{}", f"{operator}, K = {K}, {label}"),
+            ("type", "{}", str(dtype).removeprefix("torch.")),
+            ("T", "{}", length),
+            ("us", "{:.1f}", taken * 1e6),
+            ("MB", "{:.1f}", moved / 1e6),
+            ("GB/s", "{:.0f}", moved / taken / 1e9),
+            ("time / a copy's", "{:.2f}", taken * copied / moved),
+        ]
+
+
+def one_call(operator: str, x: torch.Tensor, weight: torch.Tensor, wanted: tuple[str, ...]) -> Call:
+    """The forward pass, or the gradients that are wanted, from the same graph at each call."""
+    inputs = [{"x": x, "weight": weight}[name].requires_grad_() for name in wanted]
+    run = partial(getattr(ops, operator), x, weight, padding_l=weight.shape[-1] // 2, backend="native")
+    if not wanted:
+        return run
+    out = run()
+    grad = torch.ones_like(out)
+    return lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True)
 
 
 def median_time(calls: list[Call], device: torch.device) -> float:
@@ -99,62 +91,3 @@ def median_time(calls: list[Call], device: torch.device) -> float:
         moment.record()
     torch.cuda.synchronize(device)
     return statistics.median(moments[n].elapsed_time(moments[n + 1]) for n in range(TURNS)) / CALLS / 1e3
-
-
-def cases(
-    args: Namespace, T: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, tuple[str, Callable[[], Pass], bool]]:
-    """Each pass by name: the operator that it belongs to, what makes it, and if it is the gradient's."""
-    rows, C = args.tokens, args.channels
-    B, H = max(1, rows // T), max(1, C // HEAD)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device, dtype=dtype)
-
-    def convolution(operator: str, wanted: tuple[str, ...], K: int) -> Pass:
-        given = {"x": random(T, B, C), "weight": random(*(() if operator == "light_conv" else (T, B)), H, K)}
-        moved = given["x"].nbytes * (3 if len(wanted) == 2 else 2)
-        moved += given["weight"].nbytes * (2 if "weight" in wanted else 1)
-        run = partial(getattr(ops, operator), *given.values(), padding_l=K // 2, backend="native")
-        return Pass(run, [given[name] for name in wanted], moved, moved)
-
-    def glu_mask() -> Pass:
-        x, mask = random(T, B, 2 * C), torch.zeros(B, T, device=device).bool()
-        return Pass(lambda: ops.glu_mask(x, mask), [x], x.nbytes * 3 // 2, x.nbytes * 5 // 2)
-
-    def dropout() -> Pass:
-        x = random(T, B, C)
-        return Pass(lambda: ops.dropout(x, 0.1), [x], 2 * x.nbytes, 2 * x.nbytes)
-
-    def residual_norm() -> Pass:
-        x, y, weight, bias = random(T, B, C), random(T, B, C), random(C), random(C)
-        run = partial(ops.residual_norm, x, y, weight, bias, 0.1, 1e-5)
-        return Pass(run, [x, y, weight, bias], 4 * x.nbytes, 4 * x.nbytes)
-
-    def smoothed_nll() -> Pass:
-        logits, target = random(rows, WORDS), torch.randint(WORDS, (rows,), device=device)
-        return Pass(lambda: ops.smoothed_nll(logits, target, 0.1, 1)[0], [logits], logits.nbytes, 2 * logits.nbytes)
-
-    def conv_step(kind: str) -> Pass:
-        x, weight = random(1, rows, C), random(*((1, rows, H, WIDTH) if kind == "dynamic" else (H, WIDTH)))
-        state = None
-        for _ in range(WIDTH):  # until the state is full
-            _, state = ops.conv_step(x, weight, state, backend="native")
-        return Pass(lambda: ops.conv_step(x, weight, state)[0], [], x.nbytes * (WIDTH + 2) + weight.nbytes)
-
-    found: dict[str, tuple[str, Callable[[], Pass], bool]] = {}
-    for operator in ("light_conv", "dynamic_conv"):
-        for K in args.kernels:
-            for wanted in WANTED:
-                label = "gradient of " + " and ".join(wanted) if wanted else "forward"
-                found[f"{operator}, K = {K}, {label}"] = (
-                    operator,
-                    partial(convolution, operator, wanted, K),
-                    bool(wanted),
-                )
-    for make in (glu_mask, dropout, residual_norm, smoothed_nll):
-        for label, backward in (("forward", False), ("gradient", True)):
-            found[f"{make.__name__}, {label}"] = make.__name__, make, backward
-    for kind in ("light", "dynamic"):
-        found[f"conv_step, {kind}, K = {WIDTH}"] = "conv_step", partial(conv_step, kind), False
-    return found

@@ -1,7 +1,7 @@
-"""Compare runs: scores with intervals, verdicts on claims, the settings in which they differ.
+"""Compare runs: scores with intervals, the settings in which they differ.
 
   python -m scripts.compare work/X/A work/X/B    runs that there are; the first is what the others are compared with
-  python -m scripts.compare FILE.yaml            those of a comparison file, and its claims (scripts/compare/plan.py)
+  python -m scripts.compare FILE.yaml            those of a comparison file (scripts/compare/plan.py)
   python -m scripts.compare FILE.yaml --run      first what is missing, by scripts.reproduce, one after the other
 
 A seed that has its scores in the run's record.json, or diverged, is not run again. --work may name several folders:
@@ -19,7 +19,7 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file, check_writable
-from scripts.compare.page import as_markdown, as_text, claims
+from scripts.compare.page import as_markdown, as_text
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce
 from scripts.tables.records import read_record
@@ -60,29 +60,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, options = parser.parse_known_args(argv)
     if options and not arguments.run:
         parser.error(f"unknown: {' '.join(options)}; with --run they would go to scripts.reproduce")
-    failed, verdicts, about = list[str](), list[str](), "A comparison"
+    failed, about = list[str](), "A comparison"
     check_writable(*([arguments.out] if arguments.out else []))
-    if arguments.what[0].suffix == ".yaml":
-        if len(arguments.what) > 1:
-            raise UserError(f"{len(arguments.what)} files were given; a comparison is one file, or folders of runs")
-        comparison = read_comparison(arguments.what[0])
+    file, *others = arguments.what
+    if file.suffix == ".yaml":
+        if others:
+            parser.error(f"{len(arguments.what)} files were given; a comparison is one file, or folders of runs")
+        comparison = read_comparison(file)
+        about = comparison.about
         if arguments.run:
             failed = run_all(comparison, arguments.work, options, arguments.seeds.split(",") if arguments.seeds else [])
         found = [read_run(model, comparison.config(model), arguments.work) for model in comparison.models]
         runs = [run for run in found if run is not None]
         if not runs:
-            raise UserError(f"no model of {comparison.file} has been run in {arguments.work[0]}; add --run")
-        by_name = {run.name: run for run in runs}
-        baseline, about = by_name.get(comparison.baseline, runs[0]), comparison.about
-        verdicts = claims(comparison, by_name)
+            raise UserError(f"no model of {file} has been run in {arguments.work[0]}; add --run")
+        baseline = next((run for run in runs if run.name == comparison.baseline), runs[0])
     else:
         folders = read_folders(arguments.what).items()
         runs = [Run(name, read_record(folder / "record.json")) for name, folder in folders]
         baseline = runs[0]
     if arguments.out is None:
-        print(as_text(runs, baseline, verdicts))
+        print(as_text(runs, baseline))
     else:
-        page = as_markdown(about, runs, baseline, verdicts)
+        page = as_markdown(about, runs, baseline)
         with atomic_file(arguments.out) as f:
             f.write(page)
         print(f"the page: {arguments.out}")

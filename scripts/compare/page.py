@@ -1,4 +1,4 @@
-"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ.
+"""Page of a comparison: a table of the runs, the settings in which they differ.
 
 The interval of a difference has two parts, as of independent errors: the test set's, by paired bootstrap, and the
 seeds', by one deviation, pooled over the models of several seeds. That is a rough estimate from few seeds, so the
@@ -15,21 +15,19 @@ from scipy.stats import t as student
 
 from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock, markdown_table
-from scripts.compare.plan import Claim, Comparison, Run
+from scripts.compare.plan import Run
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.scoring.significance import standard_error
 from scripts.tables.records import EMPTY, best_seed, lookup, metric, number, spread
 
-HELD, FAILED, UNDECIDED, ABSENT = "held", "did not hold", "cannot be told at this size", "not run"
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "precision", "versions", "machine", "git.commit")
-_LONGEST = 60  # letters of a setting
 _HOW = (
     "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, with "
-    "a 95% interval that covers the choice of the test set (paired bootstrap over its sentences) and of the seeds (one "
-    "deviation, pooled over all models of several seeds, if there are any); for a perplexity, the seeds only. A claim "
-    "held if the whole of its brackets is on its side."
+    "its 95% interval: of the choice of the sentences (paired bootstrap; not of a perplexity), and of the seeds (one "
+    "deviation, pooled over the models of several seeds; of none, if no model has several). Where the brackets hold 0, "
+    "the gain may be chance."
 )
 
 
@@ -43,13 +41,6 @@ class Interval:
     def __str__(self) -> str:
         ends = "" if self.half is None else f" [{self.value - self.half:+.2f}, {self.value + self.half:+.2f}]"
         return f"{self.value:+.2f}{ends}"
-
-    def verdict(self, at_least: float) -> str:
-        """Return whether the figure is at least so much."""
-        over = self.value - at_least
-        if self.half is None or -self.half <= over < self.half:
-            return UNDECIDED
-        return HELD if over > 0 else FAILED
 
 
 def pooled(runs: Sequence[Run]) -> tuple[float, int] | None:
@@ -85,36 +76,16 @@ def difference(run: Run, other: Run, seeds: tuple[float, int] | None) -> Interva
     return Interval(value, float(student.ppf(0.975, freedom)) * math.sqrt(of_seeds + of_lines))
 
 
-def gains(runs: Sequence[Run], baseline: Run) -> tuple[dict[str, Interval], str]:
-    """Return the differences to the baseline by the names of the runs that have one, and a sentence on chance."""
+def gains(runs: Sequence[Run], baseline: Run) -> dict[str, Interval]:
+    """The differences to the baseline by the names of the runs that have one."""
     alike = [run for run in runs if run.key == baseline.key and run.scores(run.key)]
     seeds = pooled(alike)
-    found = {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
-    halves = [gain.half for gain in found.values() if gain.half is not None]
-    if not any(halves) or not baseline.lines():
-        return found, ""
-    alone = "" if seeds else " (of the lines alone: no model has several seeds)"
-    return found, f"{len(baseline.lines()[0]):,} lines: differences below {max(halves):.2f} are chance{alone}."
+    return {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
 
 
-def judge(claim: Claim, runs: Mapping[str, Run], seeds: tuple[float, int] | None) -> tuple[str, str]:
-    """Return the verdict on a claim, and the figure or the reason that it rests on."""
-    if not {claim.model, claim.than} <= runs.keys():
-        return ABSENT, ""
-    model, than = runs[claim.model], runs[claim.than]
-    if diverged := [run for run in (model, than) if run.diverged]:
-        verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged == [than] else FAILED
-        return verdict, " and ".join(f"{run.name} diverged with seed {', '.join(run.diverged)}" for run in diverged)
-    if not (model.scores(model.key) and than.scores(model.key)):
-        return ABSENT, ""
-    figure = difference(model, than, seeds)
-    if seeds is None or figure.half is None:
-        return UNDECIDED, f"{figure}, and no run has several seeds, or one no counts of its lines"
-    return figure.verdict(claim.at_least), str(figure)
-
-
-def figures(runs: Sequence[Run], baseline: Run, gained: Mapping[str, Interval]) -> list[list[str]]:
+def figures(runs: Sequence[Run], baseline: Run) -> list[list[str]]:
     """Return a row for each run, and a column for each quantity that any run has, their own score first."""
+    gained = gains(runs, baseline)
     kinds, own = {metric(run.record) for run in runs}, {run.judged for run in runs}
     columns: dict[str, list[str]] = {"model": [run.name for run in runs]}
 
@@ -135,7 +106,8 @@ def figures(runs: Sequence[Run], baseline: Run, gained: Mapping[str, Interval]) 
     # what stands between blanks is no word of a text that was never tokenised
     scores(key for key in keys if key not in own and (key != "bleu" or own != {"sacrebleu"}))
     column("parameters", [number(run.record, "parameters", ",d") for run in runs])
-    column("seeds", [", ".join(run.scored) or EMPTY for run in runs])
+    seeds = [[*run.scored, *(f"{seed} (diverged)" for seed in run.diverged)] for run in runs]
+    column("seeds", [", ".join(each) or EMPTY for each in seeds])
     column("sentences/s", [spread(lookup(run.record, "speed.sentences_per_second"), ".1f") for run in runs])
     column("speed, x baseline", [number(run.record, "speed.ratio", ".2f") for run in runs])
     bests = [best_seed(run.record) for run in runs]
@@ -167,42 +139,25 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    text = EMPTY if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return EMPTY if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
-    """A line for each claim: its verdict, and what it rests on."""
-    seeds, lines = pooled(list(runs.values())), []
-    for claim in comparison.claims:
-        verdict, why = judge(claim, runs, seeds)
-        what = f"{claim.model} minus {claim.than}, at least {claim.at_least:g}"
-        lines.append(f"{claim.says}: {verdict}. {what}{f': {why}' if why else ''}.")
-    return lines
-
-
-def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
+def as_text(runs: Sequence[Run], baseline: Run) -> str:
     """All of it for a terminal; a run is a column, since there are more quantities than runs."""
-    gained, chance = gains(runs, baseline)
-    table = [list(column) for column in zip(*figures(runs, baseline, gained), strict=True)]
+    table = [list(column) for column in zip(*figures(runs, baseline), strict=True)]
     settings = [["different in", *(run.name for run in runs)], *differences(runs)]
-    same = "They do not differ in any setting."
-    lines = aligned(settings, left=1, rule=True) if len(settings) > 1 else [same]
-    blocks = (verdicts, aligned(table, left=1, rule=True), [chance] if chance else [], lines)
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    lines = aligned(settings, left=1, rule=True) if len(settings) > 1 else ["They do not differ in any setting."]
+    return "\n\n".join("\n".join(block) for block in (aligned(table, left=1, rule=True), lines, [_HOW]))
 
 
-def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
+def as_markdown(about: str, runs: Sequence[Run], baseline: Run) -> str:
     """All of it as a page."""
-    gained, chance = gains(runs, baseline)
-    (header, *rows), different = figures(runs, baseline, gained), differences(runs)
+    (header, *rows), different = figures(runs, baseline), differences(runs)
     parts = [
         f"# {about}",
         "Written by `python -m scripts.compare` from the records of the runs.",
         _HOW,
-        "\n".join(f"- {verdict}" for verdict in verdicts),
         markdown_table(header, rows),
-        chance,
         markdown_table(["different in", *(run.name for run in runs)], different) if different else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"

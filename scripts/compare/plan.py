@@ -3,8 +3,6 @@
   about: text          what is compared, for the page
   baseline: MODEL      what the others are compared with; a MODEL is a configuration beside the file, without .yaml
   models: {MODEL: [SEED, ...], ...}    in the order in which they are run; all of one dataset
-  claims: [{says: text, model: MODEL, than: MODEL, at_least: X}, ...]
-                       the first one's score minus the other's is at least X (of perplexities the other way round)
 
 A run's record.json is all that is read of it: it has the scores, and of each line the counts that they are made of.
 """
@@ -28,16 +26,6 @@ from scripts.tables.records import lookup, metric, read_record
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A claim as a difference of two models' scores that is at least so much."""
-
-    says: str
-    model: str
-    than: str
-    at_least: float
-
-
-@dataclass(frozen=True)
 class Comparison:
     """A comparison file."""
 
@@ -45,7 +33,6 @@ class Comparison:
     about: str
     baseline: str
     models: dict[str, tuple[int, ...]]
-    claims: tuple[Claim, ...] = ()
 
     def config(self, model: str) -> Config:
         """The configuration of a model."""
@@ -59,11 +46,8 @@ def read_comparison(path: Path) -> Comparison:
         UserError: a key is unknown or of another type, or a model or seed is named that is not there.
     """
     found: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
-    known = ", ".join(found.models)
-    require(path, found.baseline in found.models, "baseline", found.baseline, f"one of `models`: {known}")
-    for claim in found.claims:
-        for name in (claim.model, claim.than):
-            require(path, name in found.models, "claims", name, f"one of `models`: {known}")
+    one_of = f"one of `models`: {', '.join(found.models)}"
+    require(path, found.baseline in found.models, "baseline", found.baseline, one_of)
     datasets = set()
     for model, seeds in found.models.items():
         config = found.config(model)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.errors import UserError
-from scripts.common.files import check_path
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.models import Command, load_plugin, parse
@@ -29,7 +28,7 @@ class Translator:
         precision: of products on a CPU, fp32 or bf16; for the process, if it has not loaded the plugin before.
 
     Raises:
-        UserError: a file is missing, it is not a model that translates, or flags do not go together.
+        UserError: a file is missing, or flags do not go together.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class Translator:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
             if not path.is_file():
                 raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
-        check_path(model)
         os.environ[VARIABLE] = precision  # read when the plugin is loaded
         load_plugin()
         import torch
@@ -59,18 +57,11 @@ class Translator:
         command = Command(model, ["fairseq_cli.generate", *arguments], {key: key for key in section})
         cfg = convert_namespace_to_omegaconf(parse(command))
         self._task = tasks.setup_task(cfg.task)
-        try:
-            self._models, _ = checkpoint_utils.load_model_ensemble([str(model)], task=self._task)
-        except (KeyError, RuntimeError) as error:
-            raise UserError(f"{model} does not load as a model of {dictionaries}: {str(error)[:500]}") from error
+        self._models, _ = checkpoint_utils.load_model_ensemble([str(model)], task=self._task)
         for each in self._models:
             each.eval().to(self._device)
             each.prepare_for_inference_(cfg)
-        try:
-            self._generator = self._task.build_generator(self._models, cfg.generation)
-        except ValueError as error:
-            raise UserError(f"{model} cannot be searched so: {error}") from error
-        self._model = model
+        self._generator = self._task.build_generator(self._models, cfg.generation)
         self._post_process = cfg.common_eval.post_process
         # the task here has fairseq's own limit of 1,024, whatever the model was trained with
         positions = utils.resolve_max_positions(*(each.max_positions() for each in self._models))
@@ -81,9 +72,6 @@ class Translator:
         """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
-
-        Raises:
-            UserError: the model gives nothing that is a number.
         """
         import torch
 
@@ -94,16 +82,8 @@ class Translator:
         dataset = self._task.build_dataset_for_inference(tokens, [len(each) for each in tokens])
         sample = dataset.collater([dataset[place] for place in range(len(lines))])
         inputs = {key: sample["net_input"][key].to(self._device) for key in ("src_tokens", "src_lengths")}
-        try:
-            with torch.no_grad():
-                found = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
-        except RuntimeError as error:
-            if "no hypothesis" not in str(error):
-                raise
-            raise UserError(
-                f"{self._model} has no answer: {error}. Weights of a training that diverged are so; take another "
-                "checkpoint, or train anew"
-            ) from error
+        with torch.no_grad():
+            found = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
         ignored = getattr(self._generator, "symbols_to_strip_from_output", {self._generator.eos})
         texts = [
             self._task.target_dictionary.string(

@@ -9,7 +9,7 @@ from typing import Any
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.metrics.ter import TER, TERSignature
+from sacrebleu.metrics.ter import TER
 
 from data_prep.dataset import load_dataset
 from data_prep.text.languages import CHINESE, JAPANESE, KOREAN, UNSPACED, scripts_of
@@ -20,19 +20,8 @@ from scripts.scoring.rouge import Rouge
 from scripts.scoring.score_names import KEYS
 from scripts.scoring.selection import goodness
 
-# what a score of sacreBLEU's may tell beside itself, and our names
-_FACTS = {
-    "precisions": "precisions",
-    "bp": "brevity_penalty",
-    "sys_len": "hypothesis_length",
-    "ref_len": "reference_length",
-    "num_edits": "edits",
-    "ref_length": "reference_length",
-    "precision": "precision",
-    "recall": "recall",
-    "hypothesis_words": "hypothesis_words",
-    "reference_words": "reference_words",
-}
+# what a score may tell beside itself
+_FACTS = ("precisions", "bp", "sys_len", "ref_len", "precision", "recall")
 
 _TOKENISERS = {
     **dict.fromkeys(CHINESE, "zh"),
@@ -101,26 +90,11 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
     found = {"bleu": Measure(_multi_bleu(), lambda side: words(side.tokenised))}
     if score.get("metric") == "bleu_compounds":
         found["bleu_compounds"] = Measure(_multi_bleu(), lambda side: words(split_compounds(side.tokenised)))
-    return found | {
-        "sacrebleu": Measure(BLEU(tokenize=tokenise, lowercase=lowercase), text),
-        "chrf": Measure(CHRF(lowercase=lowercase), text),
-        "ter": Measure(_CharacterTER() if tokenise == "char" else TER(normalized=asian, asian_support=asian), text),
-    }
-
-
-class _CharacterTERSignature(TERSignature):
-    def __init__(self, args: dict[str, Any]) -> None:
-        super().__init__(args)
-        self.info["tok"] = "char"
-
-
-class _CharacterTER(TER):
-    """TER whose words are characters, for the scripts without blanks that ``asian_support`` does not know."""
-
-    _SIGNATURE_TYPE = _CharacterTERSignature
-
-    def _preprocess_segment(self, sent: str) -> str:
-        return " ".join("".join(super()._preprocess_segment(sent).split()))
+    found["sacrebleu"] = Measure(BLEU(tokenize=tokenise, lowercase=lowercase), text)
+    found["chrf"] = Measure(CHRF(lowercase=lowercase), text)
+    if tokenise != "char":  # of the others sacreBLEU's TER does not know the words
+        found["ter"] = Measure(TER(normalized=asian, asian_support=asian), text)
+    return found
 
 
 def _multi_bleu() -> BLEU:
@@ -153,7 +127,7 @@ def evaluate(found: Mapping[str, Measure], hypotheses: Side, references: Side) -
         check_sides(ours, theirs)
         result = measure.metric.corpus_score(list(ours), [list(theirs)])
         scores[key] = result.score
-        facts = {ours: getattr(result, theirs) for theirs, ours in _FACTS.items() if hasattr(result, theirs)}
+        facts = {name: getattr(result, name) for name in _FACTS if hasattr(result, name)}
         details[key] = {**facts, "signature": str(measure.metric.get_signature())}
     return scores, details
 

@@ -24,11 +24,10 @@ TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our n
 
 
 class RougeScore(Score):
-    """Means over the documents, 0 to 100; ``score`` is that of F1. Lengths are in words."""
+    """Means over the documents, 0 to 100; ``score`` is that of F1."""
 
     def __init__(self, name: str, means: Sequence[float]) -> None:
         self.precision, self.recall = 100 * means[0], 100 * means[1]
-        self.hypothesis_words, self.reference_words = means[3:]
         super().__init__(name, 100 * means[2])
 
 
@@ -63,9 +62,7 @@ class Rouge(Metric):
         return {"reference": refs[0]}
 
     def _compute_segment_statistics(self, hypothesis: str, ref_kwargs: dict[str, Any]) -> list[float]:
-        reference = ref_kwargs["reference"]
-        scores = _document(hypothesis, reference, self._english)
-        return [*scores[self._name], len(hypothesis.split()), len(reference.split()), 1]
+        return [*_document(hypothesis, ref_kwargs["reference"], self._english)[self._name], 1]
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> RougeScore:
         *sums, documents = map(float, stats)

@@ -3,7 +3,7 @@
 KEYS = {
     "bleu": ("bleu", "bleu_compounds", "sacrebleu", "chrf", "ter"),
     "rouge": ("rouge1", "rouge2", "rougeL"),
-    "perplexity": ("perplexity", "perplexity_unit", "perplexity_sentence"),
+    "perplexity": ("perplexity", "perplexity_unit"),
 }
 NAMES = {
     "bleu": "BLEU (tokenised)",
@@ -16,7 +16,6 @@ NAMES = {
     "rougeL": "ROUGE-L",
     "perplexity": "perplexity",
     "perplexity_unit": "perplexity (unit)",
-    "perplexity_sentence": "perplexity (sentence)",
 }
 FAMILY = {key: kind for kind, keys in KEYS.items() for key in (kind, *keys)}
 """The kind of score that a configuration's ``score.metric`` belongs to: bleu, rouge or perplexity."""

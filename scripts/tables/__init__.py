@@ -1,1 +1,1 @@
-"""The paper's tables: what was published, what was measured here, and both as text, Markdown and CSV."""
+"""The paper's tables: what was published, and what was measured here."""

@@ -1,13 +1,11 @@
-"""A table of the paper beside what was measured here, as text, as Markdown and as CSV."""
+"""A table of the paper beside what was measured here."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.terminal import aligned, markdown_table
+from scripts.common.terminal import aligned
 from scripts.pipeline.config import load_config
 from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
 from scripts.tables.records import EMPTY, diverged_after, lookup, read_record, signatures
@@ -15,10 +13,6 @@ from scripts.tables.records import EMPTY, diverged_after, lookup, read_record, s
 DIVERGED = "diverges"
 RATIOS_OF = "speed.sentences_per_second.mean"
 """The column that ratios to the baseline are given for; a record has its own in speed.ratio."""
-CSV_HEADER = (
-    *("table", "row", "run", "column", "heading", "paper", "paper_std", "ours", "ours_std"),
-    *("seeds", "paper_ratio", "our_ratio", "state"),
-)
 
 
 @dataclass(frozen=True)
@@ -59,12 +53,6 @@ class Cell:
         paper = one.value / two.value if one and one.value is not None and two and two.value else None
         ours = 1.0 if self.row is self.compared else lookup(self.record, "speed.ratio")
         return paper, None if lookup(self.record, RATIOS_OF) is None else ours
-
-    @property
-    def state(self) -> str:
-        if self.run is None:
-            return "literature"
-        return "measured" if self.ours else "not run" if self.record is None else "not yet"
 
 
 class Measured:
@@ -114,8 +102,10 @@ class Measured:
             for cell in cells:
                 digits, (done, wanted) = cell.column.digits, cell.seeds
                 unit, more = "M" if cell.column.value == "parameters" else "", max(digits, min(digits + 1, 2))
-                ours = cell.state if cell.run and not cell.ours else _text(cell.ours, more, unit)
-                if cell.ours and cell.column.value.startswith("summary.") and done < wanted:
+                ours = _text(cell.ours, more, unit)
+                if cell.run and not cell.ours:
+                    ours = "not run" if cell.record is None else "not yet"
+                elif cell.ours and cell.column.value.startswith("summary.") and done < wanted:
                     ours += f" ({done} of {wanted} seeds)"
                 texts += [_text(cell.published, digits, unit), ours]
                 if cell.column.value == RATIOS_OF:
@@ -145,29 +135,10 @@ class Measured:
     def _notes(self) -> list[str]:
         return [row.note for row in self.table.rows if row.note]
 
-    def as_text(self, below: Sequence[str]) -> str:
-        """The table for a terminal, with remarks below it."""
+    def as_text(self, options: str) -> str:
+        """The table for a terminal, with the remarks below it."""
         title = f"Table {self.table.number}: {self.table.title}"
-        return "\n".join([title, "", *aligned(self.grid(), left=1, rule=True), "", *below])
-
-    def as_markdown(self, below: Sequence[str]) -> str:
-        """The table as a Markdown page."""
-        header, *rows = self.grid()
-        lines = [f"# Table {self.table.number}", "", f"{self.table.title}.", "", markdown_table(header, rows)]
-        return "\n".join([*lines, "", "```", *below, "```", ""])
-
-    def as_csv(self) -> str:
-        """A line for each figure that the paper has, with everything known of it."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(CSV_HEADER)
-        for cell in (cell for cells in self.cells for cell in cells if cell.published is not None):
-            line = [self.table.number, cell.row.name, cell.run, cell.column.key, cell.column.heading]
-            for figure in (cell.published, cell.ours):
-                line += [figure.word or figure.value, figure.std] if figure else [None, None]
-            seeds = "" if cell.record is None else f"{cell.seeds[0]}/{cell.seeds[1]}"
-            writer.writerow([*line, seeds, *cell.ratio, cell.state])
-        return out.getvalue()
+        return "\n".join([title, "", *aligned(self.grid(), left=1, rule=True), "", *self.remarks(options)])
 
 
 def _text(figure: Figure | None, digits: int, unit: str) -> str:

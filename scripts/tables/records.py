@@ -68,8 +68,8 @@ def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     keys = KEYS[kind]
     shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
     timed = any(record.get("speed") for record in records)
-    judges = {lookup(record, "config.score.metric") for record in records}
-    chosen = judges.pop() if len(judges) == 1 and judges <= NAMES.keys() else keys[0]
+    chosen = lookup(records[0], "config.score.metric")
+    chosen = chosen if chosen in NAMES else keys[0]  # of ROUGE the first
     lines = []
     for record in records:
         line = {"model": record["model"], "data": record["dataset"], "parameters": number(record, "parameters", ",d")}
@@ -106,7 +106,7 @@ def signatures(record: Mapping[str, Any]) -> list[str]:
         parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
         parts += [] if lookup(record, "speed.trained") else ["random weights"]
         if other := lookup(record, "speed.baseline"):
-            parts.append(f"baseline:{other['model']}" + ("" if other.get("trained") else " (random weights)"))
+            parts.append(f"baseline:{other['model']}")
         lines.append("  speed " + "|".join(parts))
     return lines
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from scripts.common.errors import UserError
-from scripts.tables.published import CONFIGS, Figure, read_tables
+from scripts.tables.published import Figure, read_tables
 
 TABLES = read_tables()
 
@@ -45,16 +45,6 @@ def test_tables_3_and_6_agree_on_the_models_that_both_have():
         rows = [row for number in (3, 6) for row in TABLES[number].rows if row.config == config]
         assert [row.figures["valid_bleu"] for row in rows] == [expected] * 2
         assert rows[0].figures.get("speed") == (Figure(62.6, 0.4) if expected.value else None)
-
-
-def test_a_cell_is_trained_where_the_row_has_a_figure():
-    table = TABLES[2]
-    columns = {column.key: column for column in table.columns}
-    rows = {row.config: row for row in table.rows}
-    assert table.config(rows["dynamicconv"], columns["zh_en"]) == CONFIGS / "wmt17_zh_en" / "dynamicconv.yaml"
-    assert table.config(rows["dynamicconv_decoupled"], columns["zh_en"]) is None
-    literature = next(row for row in table.rows if row.config is None)
-    assert table.config(literature, columns["iwslt"]) is None
 
 
 def test_paths_into_the_record_are_of_its_form():

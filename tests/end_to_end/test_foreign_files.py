@@ -18,7 +18,7 @@ import torch
 
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise
-from scripts import average, generate, pretrained, score, table, train
+from scripts import average, generate, pretrained, score, train
 from scripts.common.command import run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import LIST, open_own
@@ -55,7 +55,6 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "generate": (generate.main, "model.yaml --data data --model checkpoints/checkpoint_1_1.pt --out OUT"),
     "score": (score.main, "model.yaml --hypotheses hypotheses --prepared prepared --out OUT"),
     "select": (select.main, "model.yaml --run run --out OUT"),
-    "table": (table.main, "1 --work work --out OUT"),
     "pretrained": (pretrained.main, f"get {PUBLISHED} --from . --out OUT"),
 }
 
@@ -94,7 +93,6 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
     monkeypatch.chdir(tmp_path / "given")
     monkeypatch.setattr(train, "check_first", lambda *_: None)  # of an architecture that there is not
     monkeypatch.setattr(devices, "_installed", lambda: 0)  # to ask torch takes seconds
-    monkeypatch.setattr(pretrained, "check_model", lambda *_: None)
     monkeypatch.setattr(pretrained, "convert", lambda source, out: str(out.write_bytes(b"converted")))
     for module in (binarise, train, generation):
         monkeypatch.setattr(module, "run_logged", run_logged)

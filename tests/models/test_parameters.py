@@ -100,8 +100,8 @@ def test_a_glu_in_the_encoder_only_is_what_table_2_prints_for_lightconv():
 
 
 def test_the_command_prints_a_table(capsys):
-    params.main(["--table", "5"])
-    assert [line.split()[-4:] for line in capsys.readouterr().out.splitlines()[2:]] == [
+    params.main([])
+    assert [line.split()[-4:] for line in capsys.readouterr().out.splitlines() if line.startswith("5 ")] == [
         ["cnn_dm/transformer", "90.2", "90", "met"],
         ["cnn_dm/lightconv", "86.5", "86", "met"],
         ["cnn_dm/dynamicconv", "87.6", "87", "met"],

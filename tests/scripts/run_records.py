@@ -64,7 +64,7 @@ def speed(sentences: float, ratio: float | None = None, baseline: str = "transfo
         "sentences_per_second": {"mean": sentences, "std": 0.4},
         "tokens_per_second": {"mean": 27 * sentences, "std": 9.0},
         "trained": True,
-        "baseline": None if ratio is None else {"model": baseline, "trained": False},
+        "baseline": None if ratio is None else {"model": baseline},
         "ratio": ratio,
         "settings": {"beam": 4, "batch-size": 256, "fixed_length": None},
     }

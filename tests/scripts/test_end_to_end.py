@@ -229,8 +229,7 @@ def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(data,
     assert answers[31] != ""
     assert answers[33].count("eins") > 3
     said = err.decode().splitlines()  # and no library's noise
-    parts = ["31: empty", "32: not UTF-8 in 1 places", "33: control char", "33: empty"]
-    parts.append("34: 120 tokens, and the model takes 39: the rest was left out")
+    parts = ["32: not UTF-8", "34: 120 tokens, and the model takes 39: the rest was left out"]
     assert [line[: len(part) + 5] for line, part in zip(said, parts, strict=True)] == [f"line {part}" for part in parts]
     assert ask(model, "\n".join(good[:9]).encode(), "--batch-size", "7") == answers[:9]
 
@@ -241,7 +240,7 @@ def test_the_plugin_is_told_the_precision(model, monkeypatch):
     told = []
     monkeypatch.setattr(translator, "load_plugin", lambda: told.append(os.environ[VARIABLE]))
     found = find_trained(model)
-    Translator(model, found.dictionaries, ("en", "de"), found.generate, precision="bf16")
+    Translator(found.model, found.dictionaries, ("en", "de"), found.generate, precision="bf16")
     assert told == ["bf16"]
 
 

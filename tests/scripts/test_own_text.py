@@ -7,20 +7,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq.data.data_utils import post_process
-from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.download import download
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from data_prep.steps.plan import plan
-from data_prep.text import bpe, sentencepiece
+from data_prep.text import sentencepiece
 from data_prep.text.clean import count_words
 from scripts import own_text
 from scripts.common.errors import UserError
@@ -36,14 +34,12 @@ from scripts.scoring.metrics import measures
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 WORDS = {
     "zh": ("函数库", "游戏", "编辑器", "服务器", "字体", "查看器", "编译器", "驱动程序"),
-    "ja": ("ライブラリ", "ゲーム", "エディタ", "サーバー", "フォント", "ビューア", "コンパイラ", "ドライバ"),
-    "th": ("ไลบรารี", "เกม", "โปรแกรมแก้ไข", "เซิร์ฟเวอร์", "แบบอักษร", "โปรแกรมดู", "คอมไพเลอร์", "ไดรเวอร์"),
     "de": ("Bibliothek ", "Spiel ", "Editor ", "Server ", "Schrift ", "Betrachter ", "Compiler ", "Treiber "),
 }
 
 
 def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
-    """Pairs of English and another language, which puts no spaces between words but in German."""
+    """Pairs of English and another language; Chinese puts no spaces between words."""
     draw = random.Random(1)
     files = folder / f"a.{language}", folder / "my text's.en"
     lines: tuple[list[str], list[str]] = [], []
@@ -83,27 +79,23 @@ def config_of(dataset: Path) -> Config:
     return load_config(dataset.parents[2] / "configs" / dataset.stem / "dynamicconv.yaml")
 
 
-def change(path: Path, *pairs: tuple[str, str]) -> None:
-    text = path.read_text(encoding="utf-8")
-    for pattern, new in pairs:
-        text = re.sub(pattern, new, text)
-    path.write_text(text, encoding="utf-8")
+def change(path: Path, pattern: str, new: str) -> None:
+    path.write_text(re.sub(pattern, new, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def prepared(dataset: Path, checkout: Path) -> list[dict[str, Any]]:
     """Prepare the text with few units; return what each step did."""
-    change(dataset, ("units: 2000", "units: 90"))
+    change(dataset, "units: 2000", "units: 90")
     download(load_dataset(str(dataset)), raw=None, out=checkout / "raw")
     prepare(load_dataset(str(dataset)), raw=checkout / "raw", out=checkout / "out", workers=1)
     return read_json(checkout / "out" / "counts.json")["steps"]
 
 
-@pytest.mark.parametrize(("language", "turned"), [("zh", False), ("ja", True), ("th", False), ("de", True)])
-def test_nothing_of_a_good_text_is_lost(language, turned, checkout, call):
+@pytest.mark.parametrize("language", WORDS)
+def test_nothing_of_a_good_text_is_lost(language, checkout, call):
     """The dataset's file knows where the text lies."""
-    sides = list(zip(corpus(checkout, language), (language, "en"), strict=True))
-    (src, source), (tgt, target) = sides[::-1] if turned else sides
-    path = call(src.relative_to(checkout), tgt, source, target)
+    src, tgt = corpus(checkout, language)
+    path = call(src.relative_to(checkout), tgt, language)
     config = config_of(path)
     assert (config.dataset, config.generate["post-process"], config.metric) == ("mine", "sentencepiece", "sacrebleu")
     assert not any(entry.get("dropped") for entry in prepared(path, checkout))
@@ -137,16 +129,6 @@ def two_sides(pairs: int, words: list[int]) -> tuple[Side, Side]:
     return Side(Path("a"), "de", lines=pairs, words=words), Side(Path("b"), "en", lines=pairs, words=[10] * len(words))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "gpu", "said"),
-    [(851, False, "39 .*: 600"), (100_000, False, "5 .*: 9200"), (10_000_000, True, r"1\.4 .*: 100000")],
-)
-def test_the_passes_over_the_text_are_said_as_they_are(pairs, gpu, said):
-    sides = [Side(Path("a"), side, lines=pairs, words=[20] * 100) for side in ("de", "en")]
-    text = own_text.config_text("mine", sides[0], sides[1], gpu=gpu)
-    assert re.search(f"# some {said}", text.replace("\n  max-update", ""))
-
-
 def test_words_that_are_others_to_yaml(checkout, call):
     path = call(*corpus(checkout, "de", 20), source="no", name="2024")
     dataset = load_dataset(str(path))
@@ -166,24 +148,20 @@ def test_the_longest_five_in_a_thousand_lines_are_left_out(longer, most):
 
 def test_what_cannot_be_is_said(checkout, call, capsys):
     chinese, english = corpus(checkout, "zh", 20)
-    short = checkout / "short.en"
-    short.write_text("one line\n")
-    (latin := checkout / "latin.en").write_bytes("naïve\n".encode("latin-1") * 20)
+    (short := checkout / "short.en").write_text("one line\n")
     call(chinese, english, "zh", name="there")
-    for src, tgt, source, name, said in (
-        (chinese, short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
-        (chinese, english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
-        (chinese, english, "en", "mine", "--source and --target are both en"),
-        (chinese, english, "zh", "there", r"there\.yaml is there already; go on with .* configs/there/"),
-        (checkout / "none", english, "zh", "mine", "none.*No such file"),
-        (chinese, latin, "zh", "mine", r"latin\.en.*not UTF-8"),
+    for tgt, source, name, said in (
+        (short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
+        (english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
+        (english, "en", "mine", "--source and --target are both en"),
+        (english, "zh", "there", r"there\.yaml is there already; go on with .* configs/there/"),
     ):
         with pytest.raises((UserError, SystemExit)) as refusal:
-            call(src, tgt, source, name=name)
+            call(chinese, tgt, source, name=name)
         assert re.search(said, f"{refusal.value}{capsys.readouterr().err}")
 
 
-@pytest.mark.parametrize("pairs", [20_000, 500_000, 2_000_000, 20_000_000])
+@pytest.mark.parametrize("pairs", [20_000, 2_000_000])
 def test_a_training_on_gpus_keeps_the_checkpoints_that_are_averaged(pairs, checkout):
     """Of batches that are full to two thirds. The model is the paper's."""
     path = checkout / "configs" / "mine" / "dynamicconv.yaml"
@@ -208,50 +186,34 @@ SENTENCES = {
     "hin_Deva": "क्षत्रिय विद्यार्थी हिन्दी पढ़ते हैं। क्या यह “छोटा” वाक्य है?",
     "hye": "Ինչո՞ւ է այսպես։ Բարև՛, «աշխարհ»։",
     "ja": "これは「短い文」です。５ｍ²の部屋、½と…。",
-    "ka": "გამარჯობა, „მსოფლიო“! ეს მოკლე ტექსტია.",
     "khm": "សួស្តីពិភពលោក។ នេះជាប្រយោគខ្លីៗ",
     "kor_Hang": "안녕하세요, 세계! 이것은 “짧은” 문장입니다.",
-    "mal_Mlym": "മലയാളം വിദ്യാർത്ഥികൾ ന്‍റെ കേരളത്തില്‍ ആണ്.",
     "my": "မြန်မာစာသည် လှပသည်။ ကျောင်းသို့၊ သွားသည်။",
     "rus": "Привет, «мир»! Это т. е. короткий „текст“ — не более.",
     "sin_Sinh": "ශ්‍රී ලංකාව ලස්සන රටකි. සිංහල භාෂාව, ක්‍රමය.",
-    "srp_Cyrl": "Здраво, „свете”! Његов џак је овде.",
     "srp_Latn": "Zdravo, „svete”! Njegov džak je ovde.",
-    "ta": "தமிழ் மொழி வாழ்க! இது ‘சிறிய’ வாக்கியம்.",
     "tha": "นี่คือประโยคสั้นๆ ที่ไม่มีช่องว่าง ฯ",
     "tur_Latn": "İstanbul'da ISPARTA'lı ılık içecek var; \"çok güzel\".",
     "uk": "Комп'ютер і м’ясо об'єднані: «так».",
-    "vi": "Xin chào, thế giới! Đây là “câu ngắn”.",
     "zho_Hant": "你好，世界！這是「短句」：約翰·史密斯買了５ｍ²（½）……",
 }
 """With the marks, joiners and quotes of the script, and characters that NFKC would change."""
 
 
-def learnt(dataset: Dataset, lines: list[str], codes: Path) -> Path:
-    """File that the last step learns from these lines."""
-    if dataset.units == "sentencepiece":
-        with pytest.raises(sentencepiece.TooManyUnits) as refusal:
-            sentencepiece.learn(iter(lines), units=1000)
-        codes.write_bytes(sentencepiece.learn(iter(lines), units=refusal.value.limit))
-    else:
-        tokenised = map(line_steps(replace(dataset, steps=dataset.steps[:1]), str(dataset.target), None), lines)
-        codes.write_text(bpe.learn_from_counts(get_vocabulary(tokenised).items(), merges=20), encoding="utf-8")
-    return codes
-
-
-@pytest.mark.parametrize("cut", ["sentencepiece", "tokenise bpe"])
 @pytest.mark.parametrize("target", SENTENCES)
-def test_a_perfect_translation_scores_100(target, cut, tmp_path):
+def test_a_perfect_translation_scores_100(target, tmp_path):
     """The text of the test set as it is prepared, its units joined and its words written as people do."""
-    given: dict[str, Any] = {"tokenise": {"escape": False}, "bpe": {"merges": 20}, "sentencepiece": {"units": 200}}
-    steps = tuple(Step(name=name, parameters=given[name]) for name in cut.split())
-    dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
-    references = [f"{SENTENCES[target]} {n}" for n in range(20)]
-    units = map(line_steps(dataset, target, learnt(dataset, references, tmp_path / "codes")), references)
-    joined = [post_process(line, dataset.units) for line in units]
-    back = list(map(detokeniser(target, dataset), joined))
-    found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
-    assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
+    references, codes = [f"{SENTENCES[target]} {n}" for n in range(20)], tmp_path / "codes"
+    with pytest.raises(sentencepiece.TooManyUnits) as refusal:
+        sentencepiece.learn(iter(references), units=1000)
+    codes.write_bytes(sentencepiece.learn(iter(references), units=refusal.value.limit))
+    for name, given in (("tokenise", {"escape": False}), ("sentencepiece", {"units": 200})):
+        steps = (Step(name=name, parameters=given),)
+        dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
+        joined = [post_process(line, dataset.units) for line in map(line_steps(dataset, target, codes), references)]
+        back = list(map(detokeniser(target, dataset), joined))
+        found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
+        assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 
 
 def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(tmp_path):

@@ -1,31 +1,18 @@
-"""The published models: their table, what they must be, and their scores beside the paper's."""
+"""The published models: their table, and their scores beside the paper's."""
 
-import shutil
-from collections.abc import Callable
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from data_prep.dataset import load_dataset
-from lightconv_plugin import convert
+from scripts import pretrained
 from scripts.common.errors import UserError
 from scripts.pipeline.config import load_config
-from scripts.pretrained import (
-    check_model,
-    configuration,
-    each_archive,
-    outcome,
-    read_published,
-    report,
-    score,
-)
+from scripts.pretrained import configuration, each_archive, read_published, score
 from scripts.tables.published import CONFIGS, read_tables
-from tests.convert import common
 
 MODELS = read_published()
-JOINED = "dynamicconv.no_glu.wmt16.en-de"
-APART = "lightconv.no_glu.iwslt14.de-en"
 
 
 def test_figures_are_those_of_the_tables():
@@ -51,7 +38,7 @@ def test_settings_are_those_of_fairseq_s_page():
         assert set(load_dataset(model.dataset).languages) == set(model.of[-5:].split("-"))
         kind = load_config(model.config).train["arch"]
         assert model.config.parent.parent == CONFIGS
-        assert ("dynamicconv" in kind) == (model.operator == "DynamicConv")
+        assert ("dynamicconv" in kind) == model.name.startswith("dynamicconv")
 
 
 def test_the_configuration_is_of_the_checkpoint_as_it_is(tmp_path):
@@ -63,71 +50,30 @@ def test_the_configuration_is_of_the_checkpoint_as_it_is(tmp_path):
     assert config.generate == {"beam": 8, "lenpen": 1.0, "post-process": "subword_nmt", "batch-size": 128}
 
 
-@pytest.mark.parametrize(
-    ("score", "difference", "verdict"),
-    [
-        (28.9, 0.0, "as published"),
-        (29.004, 0.1, "as published"),
-        (28.796, -0.1, "as published"),
-        (28.79, -0.11, "differs"),
-    ],
-)
-def test_a_score_is_judged_by_the_tolerance(score, difference, verdict):
-    found = outcome(replace(MODELS[JOINED], figure=28.9), score)
-    assert (found["difference"], found["verdict"]) == (difference, verdict)
+def test_scores_are_judged_by_the_tolerance_and_one_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
+    scores = {"a": 28.9, "b": 29.004, "c": 28.796, "d": 28.79, "e": 27.0, "f": None}
+    model = MODELS["dynamicconv.no_glu.wmt16.en-de"]
+    models = [replace(model, name=name, figure=None if name == "e" else 28.9) for name in scores]
 
+    def scored(model, root, origin):
+        if scores[model.name] is None:
+            raise UserError("the stage model failed: for a reason")
+        return {
+            model.measure: scores[model.name],
+            "details": {model.measure: {"signature": "tok:none"}},
+            "signature": "s",
+        }
 
-def test_the_table():
-    model = replace(MODELS[JOINED], figure=28.9)
-    outcomes = {
-        JOINED: outcome(model, 28.79, signature="tok:none"),
-        "without a figure": outcome(replace(model, figure=None), 27.0),
-        "failed": outcome(model, error="the stage model failed"),
-    }
-    lines = report(outcomes)
-    cells = [line.split("  ") for line in lines]
-    assert [[cell.strip() for cell in line if cell][3:] for line in cells[2:5]] == [
-        ["28.9", "28.79", "-0.11", "±0.1", "differs"],
-        ["-", "27.00", "-", "±0.1", "the paper has no figure"],
-        ["28.9", "-", "-", "±0.1", "no score: the stage model failed"],
+    monkeypatch.setattr(pretrained, "_score", scored)
+    with pytest.raises(UserError, match=r"2 of 6 models are not within 0\.1 of the paper's figure: d, f; "):
+        score(models, tmp_path)
+    lines = capsys.readouterr().out.splitlines()[-11:]
+    assert [re.split("  +", line)[3:] for line in lines[:6]] == [
+        ["28.9 ± 0.1", "28.90", "as published"],
+        ["28.9 ± 0.1", "29.00", "as published"],
+        ["28.9 ± 0.1", "28.80", "as published"],
+        ["28.9 ± 0.1", "28.79", "differs"],
+        ["-", "27.00", "the paper has no figure"],
+        ["28.9 ± 0.1", "-", "no score: the stage model failed"],
     ]
-    assert lines[5:] == [f"{JOINED}: tok:none"]
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Path:
-    """A folder as `get` makes it, of a DynamicConv from English to German."""
-    folder = tmp_path_factory.mktemp("converted")
-    words = common.write_dictionaries(folder, shared=False)
-    common.save(folder / "theirs.pt", *common.theirs(words, **common.TINY, **common.DYNAMIC))
-    convert.main([str(folder / "theirs.pt"), str(folder / "model.pt")])
-    return folder
-
-
-def shorten(path: Path) -> None:
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-
-
-@pytest.mark.parametrize(
-    ("conv_type", "spoil", "message"),
-    [
-        ("lightweight", Path.touch, rf"is not the model {JOINED}: its encoder_conv_type is dynamic, expected light"),
-        ("dynamic", shorten, rf"dict.de.txt has 27 types .* the decoder of {JOINED} embeds 28: .* another model's"),
-        ("dynamic", Path.unlink, r"joined-dict.dynamicconv.tar.gz holds no dict.de.txt \(dict.en.txt, model.pt, "),
-    ],
-)
-def test_a_wrong_model_is_refused_by_name(converted, tmp_path, conv_type, spoil: Callable[[Path], object], message):
-    folder = shutil.copytree(converted, tmp_path / "model")
-    check_model(MODELS[JOINED], folder)
-    spoil(folder / "dict.de.txt")
-    with pytest.raises(UserError, match=message):
-        check_model(replace(MODELS[JOINED], conv_type=conv_type), folder)
-
-
-def test_a_model_that_cannot_be_fetched_does_not_stop_the_others(tmp_path, capfd):
-    """Two that are not there: both are tried, both are in the table, and the status tells."""
-    chosen = [MODELS[APART], MODELS[JOINED]]
-    with pytest.raises(UserError, match=f"2 of 2 models are not within 0.1 .*: {APART}, {JOINED}; "):
-        score(chosen, tmp_path / "work", str(tmp_path))
-    said = capfd.readouterr()
-    assert said.out.count(f"there is no {tmp_path}") == 4  # with what to do, and in the table
+    assert lines[6:] == [f"{name}: tok:none s" for name in "abcde"]

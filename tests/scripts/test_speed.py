@@ -79,29 +79,28 @@ def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(pla
     assert found["sentences_per_second"] == {"mean": 8, "std": pytest.approx(8**0.5), "n": 2}
     assert found["tokens_per_second"]["mean"] == 24
     baseline = found["baseline"]
-    assert (baseline["sentences_per_second"]["mean"], baseline["trained"], found["ratio"]) == (10, True, 0.8)
+    assert (baseline["sentences_per_second"]["mean"], found["trained"], found["ratio"]) == (10, True, 0.8)
     assert found["settings"] == {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2, "fixed_length": None}
 
 
-@pytest.mark.parametrize(("flags", "trained"), [([], True), (["--untrained"], False)])
-def test_beside_random_weights_all_hypotheses_have_the_references_length(place, capsys, flags, trained):
-    """With --untrained even a trained baseline is timed so: it knows when to end, and the other does not."""
-    if not trained:
-        place.select("other", 1)
-        (place.folder / "runs" / "model" / "selection" / "selection.json").unlink()
-    found, (lengths, *place.runs) = place.measure(*flags), place.runs
-    said = "other.yaml has not been trained; a model without training stands in"
-    assert (said in capsys.readouterr().out) is trained
+def test_random_weights_give_hypotheses_of_the_references_length(place):
+    """Even beside a trained baseline, which knows when to end."""
+    place.select("other", 1)
+    (place.folder / "runs" / "model" / "selection" / "selection.json").unlink()
+    found, (lengths, *place.runs) = place.measure("--untrained"), place.runs
     assert "--max-len-b=1" in lengths
     assert place.names() == ["model", "other"] * 3
     assert all(FIXED | {"--beam=4"} <= {*run} for run in place.runs)
-    assert (found["trained"], found["baseline"]["trained"], found["settings"]["fixed_length"]) == (trained, False, 4)
+    assert (found["trained"], found["settings"]["fixed_length"]) == (False, 4)
 
 
-def test_a_model_that_is_its_own_baseline_has_no_ratio_and_one_that_is_not_selected_no_speed(place):
-    (place.folder / "model.yaml").write_text(CONFIG + SPEED.replace("other", "model"))
+def test_without_a_trained_baseline_there_is_no_ratio_and_without_a_selected_model_no_speed(place, capsys):
     found = place.measure()
+    assert "other.yaml has not been trained, so there is no ratio" in capsys.readouterr().out
     assert (len(place.runs), found["baseline"], found["ratio"]) == (3, None, None)
+    (place.folder / "model.yaml").write_text(CONFIG + SPEED.replace("other", "model"))
+    assert place.measure()["ratio"] is None
+    assert "trained" not in capsys.readouterr().out
     (place.folder / "runs" / "model" / "selection" / "selection.json").unlink()
     with pytest.raises(UserError, match=r"no selected model; run python -m scripts\.reproduce .*model\.yaml --to sel"):
         place.measure()
