@@ -1,1 +1,1 @@
-"""A comparison of configurations: their runs, and a table with intervals."""
+"""A comparison of configurations: their runs, a table with intervals, and verdicts on claims."""

@@ -1,7 +1,7 @@
-"""Compare runs: scores with intervals, the settings in which they differ.
+"""Compare runs: scores with intervals, verdicts on claims, the settings in which they differ.
 
   python -m scripts.compare work/X/A work/X/B    runs that there are; the first is what the others are compared with
-  python -m scripts.compare FILE.yaml            those of a comparison file (scripts/compare/plan.py)
+  python -m scripts.compare FILE.yaml            those of a comparison file, and its claims (scripts/compare/plan.py)
   python -m scripts.compare FILE.yaml --run      first what is missing, by scripts.reproduce, one after the other
 
 A seed that has its scores in the run's record.json, or diverged, is not run again. --work may name several folders:
@@ -19,7 +19,7 @@ from scripts.common import CHECKOUT
 from scripts.common.command import argument_parser, run_command
 from scripts.common.errors import UserError
 from scripts.common.outputs import atomic_file, check_writable
-from scripts.compare.page import as_markdown, as_text
+from scripts.compare.page import as_markdown, as_text, claims
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce
 from scripts.tables.records import read_record
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments, options = parser.parse_known_args(argv)
     if options and not arguments.run:
         parser.error(f"unknown: {' '.join(options)}; with --run they would go to scripts.reproduce")
-    failed, about = list[str](), "A comparison"
+    failed, verdicts, about = list[str](), list[str](), "A comparison"
     check_writable(*([arguments.out] if arguments.out else []))
     file, *others = arguments.what
     if file.suffix == ".yaml":
@@ -74,15 +74,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [run for run in found if run is not None]
         if not runs:
             raise UserError(f"no model of {file} has been run in {arguments.work[0]}; add --run")
-        baseline = next((run for run in runs if run.name == comparison.baseline), runs[0])
+        by_name = {run.name: run for run in runs}
+        baseline, verdicts = by_name.get(comparison.baseline, runs[0]), claims(comparison, by_name)
     else:
         folders = read_folders(arguments.what).items()
         runs = [Run(name, read_record(folder / "record.json")) for name, folder in folders]
         baseline = runs[0]
     if arguments.out is None:
-        print(as_text(runs, baseline))
+        print(as_text(runs, baseline, verdicts))
     else:
-        page = as_markdown(about, runs, baseline)
+        page = as_markdown(about, runs, baseline, verdicts)
         with atomic_file(arguments.out) as f:
             f.write(page)
         print(f"the page: {arguments.out}")

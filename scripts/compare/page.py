@@ -1,4 +1,4 @@
-"""Page of a comparison: a table of the runs, the settings in which they differ.
+"""Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ.
 
 The interval of a difference has two parts, as of independent errors: the test set's, by paired bootstrap, and the
 seeds', by one deviation, pooled over the models of several seeds. That is a rough estimate from few seeds, so the
@@ -15,19 +15,20 @@ from scipy.stats import t as student
 
 from scripts.common.errors import UserError
 from scripts.common.terminal import aligned, clock, markdown_table
-from scripts.compare.plan import Run
+from scripts.compare.plan import Claim, Comparison, Run
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.scoring.significance import standard_error
 from scripts.tables.records import EMPTY, best_seed, lookup, metric, number, spread
 
+HELD, FAILED, UNDECIDED, ABSENT = "held", "did not hold", "cannot be told at this size", "not run"
 # what may explain a difference between runs, beside their configurations
 _CIRCUMSTANCES = ("backend", "precision", "versions", "machine", "git.commit")
 _HOW = (
     "Scores are of the test set, mean ± standard deviation over the seeds. A gain is the difference of the means, with "
     "its 95% interval: of the choice of the sentences (paired bootstrap; not of a perplexity), and of the seeds (one "
     "deviation, pooled over the models of several seeds; of none, if no model has several). Where the brackets hold 0, "
-    "the gain may be chance."
+    "the gain may be chance. A claim held if the whole of its brackets is on its side."
 )
 
 
@@ -41,6 +42,13 @@ class Interval:
     def __str__(self) -> str:
         ends = "" if self.half is None else f" [{self.value - self.half:+.2f}, {self.value + self.half:+.2f}]"
         return f"{self.value:+.2f}{ends}"
+
+    def verdict(self, at_least: float) -> str:
+        """Return whether the figure is at least so much."""
+        over = self.value - at_least
+        if self.half is None or -self.half <= over < self.half:
+            return UNDECIDED
+        return HELD if over > 0 else FAILED
 
 
 def pooled(runs: Sequence[Run]) -> tuple[float, int] | None:
@@ -81,6 +89,30 @@ def gains(runs: Sequence[Run], baseline: Run) -> dict[str, Interval]:
     alike = [run for run in runs if run.key == baseline.key and run.scores(run.key)]
     seeds = pooled(alike)
     return {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
+
+
+def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
+    """A line for each claim: its verdict, and what it rests on."""
+    seeds, lines = pooled(list(runs.values())), []
+    for claim in comparison.claims:
+        verdict, why = judge(claim, runs, seeds)
+        what = f"{claim.model} minus {claim.than}, at least {claim.at_least:g}"
+        lines.append(f"{claim.says}: {verdict}. {what}{f': {why}' if why else ''}.")
+    return lines
+
+
+def judge(claim: Claim, runs: Mapping[str, Run], seeds: tuple[float, int] | None) -> tuple[str, str]:
+    """Return the verdict on a claim, and the figure or the reason that it rests on."""
+    two = [runs[name] for name in (claim.model, claim.than) if name in runs]
+    if diverged := [run for run in two if run.diverged]:
+        verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged[0].name == claim.than else FAILED
+        return verdict, " and ".join(f"{run.name} diverged with seed {', '.join(run.diverged)}" for run in diverged)
+    if len(two) < 2 or not all(run.scores(two[0].key) for run in two):
+        return ABSENT, ""
+    figure = difference(*two, seeds)
+    if seeds is None or figure.half is None:
+        return UNDECIDED, f"{figure}, and no run has several seeds, or one no counts of its lines"
+    return figure.verdict(claim.at_least), str(figure)
 
 
 def figures(runs: Sequence[Run], baseline: Run) -> list[list[str]]:
@@ -142,21 +174,23 @@ def _text(value: Any) -> str:
     return EMPTY if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def as_text(runs: Sequence[Run], baseline: Run) -> str:
+def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str] = ()) -> str:
     """All of it for a terminal; a run is a column, since there are more quantities than runs."""
     table = [list(column) for column in zip(*figures(runs, baseline), strict=True)]
     settings = [["different in", *(run.name for run in runs)], *differences(runs)]
     lines = aligned(settings, left=1, rule=True) if len(settings) > 1 else ["They do not differ in any setting."]
-    return "\n\n".join("\n".join(block) for block in (aligned(table, left=1, rule=True), lines, [_HOW]))
+    blocks = (verdicts, aligned(table, left=1, rule=True), lines, [_HOW])
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def as_markdown(about: str, runs: Sequence[Run], baseline: Run) -> str:
+def as_markdown(about: str, runs: Sequence[Run], baseline: Run, verdicts: Sequence[str]) -> str:
     """All of it as a page."""
     (header, *rows), different = figures(runs, baseline), differences(runs)
     parts = [
         f"# {about}",
         "Written by `python -m scripts.compare` from the records of the runs.",
         _HOW,
+        "\n".join(f"- {verdict}" for verdict in verdicts),
         markdown_table(header, rows),
         markdown_table(["different in", *(run.name for run in runs)], different) if different else "",
     ]

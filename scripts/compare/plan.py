@@ -3,6 +3,8 @@
   about: text          what is compared, for the page
   baseline: MODEL      what the others are compared with; a MODEL is a configuration beside the file, without .yaml
   models: {MODEL: [SEED, ...], ...}    in the order in which they are run; all of one dataset
+  claims: [{says: text, model: MODEL, than: MODEL, at_least: X}, ...]
+                       the first one's score minus the other's is at least X (of perplexities the other way round)
 
 A run's record.json is all that is read of it: it has the scores, and of each line the counts that they are made of.
 """
@@ -26,6 +28,16 @@ from scripts.tables.records import lookup, metric, read_record
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A claim as a difference of two models' scores that is at least so much."""
+
+    says: str
+    model: str
+    than: str
+    at_least: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """A comparison file."""
 
@@ -33,6 +45,7 @@ class Comparison:
     about: str
     baseline: str
     models: dict[str, tuple[int, ...]]
+    claims: tuple[Claim, ...] = ()
 
     def config(self, model: str) -> Config:
         """The configuration of a model."""
@@ -47,7 +60,9 @@ def read_comparison(path: Path) -> Comparison:
     """
     found: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
     one_of = f"one of `models`: {', '.join(found.models)}"
-    require(path, found.baseline in found.models, "baseline", found.baseline, one_of)
+    named = [("claims", name) for claim in found.claims for name in (claim.model, claim.than)]
+    for key, name in [("baseline", found.baseline), *named]:
+        require(path, name in found.models, key, name, one_of)
     datasets = set()
     for model, seeds in found.models.items():
         config = found.config(model)

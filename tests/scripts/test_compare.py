@@ -1,4 +1,4 @@
-"""Comparisons: figures and settings side by side, intervals, what is run, the page, the Snakefile."""
+"""Comparisons: figures and settings side by side, intervals, verdicts, what is run, the page, the Snakefile."""
 
 import json
 import math
@@ -14,7 +14,18 @@ import pytest
 from scripts.common import CHECKOUT
 from scripts.common.errors import UserError
 from scripts.compare import __main__ as command
-from scripts.compare.page import as_text, difference, differences, figures, pooled
+from scripts.compare.page import (
+    FAILED,
+    HELD,
+    UNDECIDED,
+    Interval,
+    as_text,
+    claims,
+    difference,
+    differences,
+    figures,
+    pooled,
+)
 from scripts.compare.plan import Run, read_comparison, read_folders, read_run
 from scripts.scoring.metrics import measures
 from scripts.scoring.significance import MetricOfCounts, counts, standard_error
@@ -33,6 +44,12 @@ FILE = """
 about: Cats
 baseline: base
 models: {base: [1, 2], good: [1, 2], bad: [1], wild: [1], late: [1]}
+claims:
+  - {says: Good is better, model: good, than: base, at_least: 0}
+  - {says: Bad costs nothing, model: bad, than: base, at_least: -0.5}
+  - {says: Good needs to be tame, model: good, than: wild, at_least: 0}
+  - {says: Wild is better, model: wild, than: base, at_least: 0}
+  - {says: Late is better, model: late, than: base, at_least: 0}
 """
 
 
@@ -124,6 +141,31 @@ def test_the_part_of_the_test_set_is_what_theory_says():
     assert standard_error(MetricOfCounts(metric), [ours], [ours]) == 0
 
 
+@pytest.mark.parametrize(
+    ("value", "half", "at_least", "verdict"),
+    [
+        *((0.5, 0.4, 0, HELD), (-0.1, 0.3, -0.5, HELD), (-0.5, 0.4, 0, FAILED)),
+        *((0.4, 0.5, 0, UNDECIDED), (0.3, None, 0, UNDECIDED)),
+    ],
+)
+def test_a_verdict_goes_by_the_interval(value, half, at_least, verdict):
+    assert Interval(value, half).verdict(at_least) == verdict
+
+
+def test_every_claim_has_its_verdict(place):
+    lines = claims(read_comparison(place / "cats.yaml"), runs_of(place))
+    verdicts = [re.match(r"(.*?): (.*?)\. ", line) for line in lines]
+    assert [(found[1], found[2]) for found in verdicts if found] == [
+        ("Good is better", "held"),
+        ("Bad costs nothing", "did not hold"),
+        ("Good needs to be tame", "held"),
+        ("Wild is better", "did not hold"),
+        ("Late is better", "not run"),
+    ]
+    assert "good minus base, at least 0: +" in lines[0]
+    assert lines[2].endswith("wild diverged with seed 1.")
+
+
 def test_of_perplexities_less_is_better_and_another_test_set_is_refused(place):
     one, two = (
         Run(name, record(name, "debian_lm", metric="perplexity", test={"perplexity": values}))
@@ -193,11 +235,12 @@ def test_what_is_missing_is_run_once(compare, place):
         compare(file, "--run")
 
 
-def test_the_page_has_table_and_settings(compare, place):
+def test_the_page_has_claims_and_table(compare, place):
     out = place / "page.md"
     compare(place / "cats.yaml", "--out", out)
     page = out.read_text()
     assert page.startswith("# Cats\n")
+    assert "- Good is better: held. good minus base, at least 0: +" in page
     assert re.search(r"\| good \| \+\d+\.\d\d \[\+\d", page)
     _, said = compare(*(place / "work" / "debian_en_de" / name for name in ("base", "good")))
     assert "good" in said
