@@ -14,24 +14,19 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
 
 
-class SequenceOptions(TypedDict, total=False):
-    """Options of a call of the modules, for type checkers."""
-
-    batch_first: bool
-    cu_seqlens: Tensor | None
-    initial_state: Tensor | None
-    bias: Tensor | None
-    activation: str | None
-    residual: Tensor | None
-
-
-class ConvOptions(SequenceOptions, total=False):
+class ConvOptions(TypedDict, total=False):
     """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
 
     normalization: str
     dropconnect: float
     backend: str
+    batch_first: bool
+    cu_seqlens: Tensor | None
+    initial_state: Tensor | None
     return_state: bool
+    bias: Tensor | None
+    activation: str | None
+    residual: Tensor | None
 
 
 def light_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Unpack[ConvOptions]) -> Any:
