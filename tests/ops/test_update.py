@@ -92,7 +92,8 @@ def test_adam_is_fairseqs(dtype):
     skipped = torch.zeros(len(update.OUTCOME), dtype=torch.float64)
     for tensors, copy, run in zip(states, copies, (update.adam, adam_by_kernel), strict=True):
         before, own = [each.clone() for each in tensors], torch.full((count,), torch.nan, dtype=dtype)
-        run(tensors[0], own, *tensors[1:], copy, skipped, SETTINGS)
+        param, mean, square = tensors
+        run(param, own, mean, square, copy, skipped, SETTINGS)
         assert not own.any()
         assert all(map(torch.equal, tensors, before))
         assert copy is None or torch.equal(copy, before[0].to(dtype))
