@@ -20,10 +20,10 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one.
     """
     rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.0, temperature=1.0, stepwise=None)
-    counts = []
+    size, counts = {"sentences": 32, "length": 30, "longest": 31, "device": "cuda"}, []
     with precise("float16"), torch.no_grad():
         model = of_one_type(common.build(arch, common.task(60))).eval()
-        search = DeviceSearch([model], rules, sentences=32, length=30, longest=31, device="cuda")
+        search = DeviceSearch([model], rules, **size)
         for name, program in (("a batch", search.begin), ("a step", search.step)):
             with Count() as count:
                 program()
