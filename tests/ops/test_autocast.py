@@ -43,7 +43,7 @@ def test_kernels_of_a_convolution(dynamic, backend):
 
 @pytest.mark.parametrize(
     ("normalization", "logits", "dtype"),
-    [("softmax", None, BF16), ("softmax", torch.float32, torch.float16), ("l1", torch.float32, BF16)],
+    [("softmax", None, BF16), ("softmax", torch.float32, BF16), ("l1", torch.float32, BF16)],
 )
 def test_what_the_parts_of_a_gradient_share_cancels_before_it_is_rounded(dtype, logits, normalization, backend):
     """LightConv's sums over 4,096 positions are 65,536 in each tap, and differ by the padding alone."""
