@@ -117,7 +117,7 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("name", "data", "message"),
     [
         ("Translation-fr", b"x", "has none of Translation-de, Translation-de.gz"),
-        ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: line that is neither"),
+        ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: block without"),
     ],
 )
 def test_raw_files_that_cannot_be_used(tmp_path: Path, monkeypatch, name: str, data: bytes, message: str):

@@ -39,11 +39,11 @@ MAY_IMPORT = {
 CODE = {".py", ".sh", ".cpp", ".h", ".inl", ".cuh", ".cu"}
 # the most lines of code
 BUDGET = {
-    "lightconv_plugin/ops": 10_100,
-    "lightconv_plugin": 16_600,
-    "data_prep": 5_300,
-    "scripts": 8_500,
-    "tests": 24_500,
+    "lightconv_plugin/ops": 9_500,
+    "lightconv_plugin": 15_000,
+    "data_prep": 4_900,
+    "scripts": 7_100,
+    "tests": 20_600,
 }
 # these name all operators: for users, and in the table of a vector width
 GATHERING = ("__init__.py", "vectors.cpp")
