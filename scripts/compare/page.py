@@ -109,7 +109,7 @@ def judge(claim: Claim, runs: Mapping[str, Run], seeds: tuple[float, int] | None
         return verdict, " and ".join(f"{run.name} diverged with seed {', '.join(run.diverged)}" for run in diverged)
     if len(two) < 2 or not all(run.scores(two[0].key) for run in two):
         return ABSENT, ""
-    figure = difference(*two, seeds)
+    figure = difference(two[0], two[1], seeds)
     if seeds is None or figure.half is None:
         return UNDECIDED, f"{figure}, and no run has several seeds, or one no counts of its lines"
     return figure.verdict(claim.at_least), str(figure)
