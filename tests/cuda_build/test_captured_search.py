@@ -38,7 +38,9 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     assert "relu" not in counts[1]
 
 
-@pytest.mark.parametrize("special", [{"penalty": LengthPenalty(0.6), "stepwise": True}, {"ngram": 3}], ids=str)
+@pytest.mark.parametrize(
+    "special", [{"penalty": LengthPenalty(0.6), "stepwise": True}, {"ngram": 3}], ids=["stepwise", "ngram"]
+)
 @pytest.mark.parametrize("precision", PRECISIONS[:3])
 def test_a_search_does_not_wait(precision, special, gpu):
     rules = Rules(beam=4, pad=1, eos=2, unk=3, unk_penalty=0.5, temperature=0.7, **special)
