@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq import metrics
 from torch import Tensor, nn
 
 from lightconv_plugin.training.updates import SAMPLE_SIZE, CannotCapture, Updates
@@ -36,6 +37,7 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
     """
     if not samples:
         return
+    before = constants(trainer)
     scale = trainer.optimizer.scaler.loss_scale if getattr(trainer.optimizer, "scaler", None) else LEAST_SCALE
     while True:
         with _without_dropout(updates.modules):
@@ -47,6 +49,8 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
         scale /= 2  # as fairseq after an overflow
         if scale < LEAST_SCALE:
             raise CannotCapture("gradients are not finite")
+    if moved := [name for name, value in constants(trainer).items() if before.get(name) != value]:
+        raise CannotCapture(f"an update changes what a graph holds for ever: {', '.join(moved[:SHOWN])}")
     graphs = _by_updates(trainer, updates, samples, scale, graphs=True)
     whole = {name for name, tensor in fairseqs.items() if not tensor.is_floating_point()}
     tolerance = TOLERANCES[updates.flat.weight.dtype]
@@ -81,6 +85,16 @@ def differences(got: Pass, expected: Pass, tolerance: float, whole: Iterable[str
     return found
 
 
+def constants(trainer: Any) -> dict[str, Any]:
+    """Numbers and words that modules keep in Python, by name."""
+    return {
+        f"{name}.{key}": value
+        for name, module in modules_of(trainer)
+        for key, value in vars(module).items()
+        if isinstance(value, (int, float, str)) and key != "training"
+    }
+
+
 def modules_of(trainer: Any) -> Iterator[tuple[str, nn.Module]]:
     """All modules that take part in an update, by their names."""
     for part in (trainer.get_model(), trainer.get_criterion()):
@@ -104,6 +118,8 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
             for name, number in {SAMPLE_SIZE: size, **{LOGGED + name: logged[name] for name in logged}}.items():
                 own = torch.as_tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
                 found[name] = found.get(name, 0) + own.detach().cpu()
+        for beside in filter(None, metrics.get_active_aggregators()):
+            raise CannotCapture(f"{', '.join(beside)} is logged by a forward pass, which a graph would do once")
         gradients = [(param, param.grad) for param in params]
         for param in params:
             param.grad = None

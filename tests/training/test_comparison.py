@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq import metrics
 from fairseq.data.monolingual_dataset import collate
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
@@ -85,6 +86,23 @@ class Normalized(nn.Module):
         return out
 
 
+class Counted(nn.Module):
+    """A layer that counts its calls in Python."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.inner(*args, **kwargs)
+
+
+def logs_aside(sample: Any, *results: Any) -> Any:
+    metrics.log_scalar("aside", 1)
+    return results
+
+
 def batch_norm(made: Any) -> None:
     norm = nn.BatchNorm1d(32)
     made.get_model().encoder.layers[0].ffn = Normalized(made.get_model().encoder.layers[0].ffn, norm)
@@ -131,6 +149,12 @@ CASES: dict[str, tuple[Change, Change, str]] = {
         nothing,
         "layers.1.ffn.seen is 0, expected 1",
     ),
+    "a count in Python": (
+        lambda made: setattr(layer(made), "ffn", Counted(layer(made).ffn)),
+        nothing,
+        r"an update changes .*layers.1.ffn.calls",
+    ),
+    "a log of its own": (results(logs_aside), nothing, "aside is logged by a forward pass"),
     "a log of a padded number": (
         results(lambda sample, loss, size, logged: (loss, size, logged | {"n": sample["target"].numel()})),
         nothing,
