@@ -5,8 +5,8 @@ the run. If DIR holds checkpoints of other settings or other data, the command e
 max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
 
 Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
---nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the
-configuration (`batch`), also where a training goes on with another number of devices.
+--nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the configuration (`batch`), also
+where a training goes on with another number of devices.
 """
 
 import math
@@ -193,7 +193,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = config_parser(__doc__, data=True, out="the folder for checkpoints, log and curve")
+    parser = config_parser(__doc__, data=True, out="the folder for checkpoints and log")
     add, rank = parser.add_argument, int(os.environ.get("SLURM_NODEID", "0"))
     add("--seed", type=int, metavar="N", help="the seed of the training (default: the first of the CONFIG's)")
     add("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")

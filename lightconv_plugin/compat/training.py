@@ -84,6 +84,10 @@ def name_flags_that_do_not_fit() -> None:
         return parsed
 
 
+def _on_cpu(cfg: Any) -> bool:
+    return cfg.common.cpu or not torch.cuda.is_available()
+
+
 def train_data_parallel_on_cpu() -> None:
     """All torch versions, on CPUs only: `torchrun --nproc_per_node N -m fairseq_cli.train ... --cpu` trains one model.
 
@@ -96,7 +100,7 @@ def train_data_parallel_on_cpu() -> None:
     @shim(distributed_utils, "call_main")
     def join_torchrun(original: Original, cfg: Any, main: Any, **kwargs: Any) -> Any:
         own, processes = cfg.distributed_training, int(os.environ.get("WORLD_SIZE", 1))  # as torchrun says it
-        if cfg.common.cpu or not torch.cuda.is_available():
+        if _on_cpu(cfg):
             if own.distributed_backend == "nccl":
                 own.distributed_backend = "gloo"
             if own.distributed_init_method is None and processes > 1:
@@ -104,6 +108,12 @@ def train_data_parallel_on_cpu() -> None:
                 own.distributed_world_size = processes
                 own.distributed_rank = int(os.environ["RANK"])
                 own.distributed_no_spawn = True
+            asked = own.distributed_init_method is not None or own.distributed_world_size > 1
+            if asked and not own.distributed_no_spawn and "SLURM_JOB_ID" not in os.environ:
+                raise RuntimeError(
+                    "on CPUs fairseq-train starts no processes itself, and would train nothing: start them with "
+                    "torchrun --nproc_per_node N -m fairseq_cli.train ... --cpu"
+                )
         return original(cfg, main, **kwargs)
 
     @shim(distributed_fairseq_model, "DistributedDataParallel")
@@ -128,14 +138,25 @@ def divide_by_the_loss_scale_once() -> None:
 
 
 def refuse_python_without_asserts() -> None:
-    """All versions: without asserts fairseq writes no checkpoint_last.pt and no checkpoint_best.pt."""
+    """All versions: without asserts fairseq writes no checkpoint_last.pt and no checkpoint_best.pt.
+
+    And what torchrun starts of fairseq-hydra-train on CPUs, which completes no launch, would train apart.
+    """
     from fairseq.trainer import Trainer
 
     @shim(Trainer, "__init__")
-    def check(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def check(original: Original, self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         if not __debug__:
             raise RuntimeError(
                 "python -O leaves out asserts, in one of which fairseq writes checkpoint_last.pt and "
                 "checkpoint_best.pt: train without -O (and without PYTHONOPTIMIZE)"
             )
-        return original(self, *args, **kwargs)
+        processes, part = int(os.environ.get("WORLD_SIZE", 1)), "distributed_training.distributed_"
+        alone = hasattr(cfg, "common") and _on_cpu(cfg) and cfg.distributed_training.distributed_world_size == 1
+        if processes > 1 and alone:
+            raise RuntimeError(
+                f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
+                f"{part}init_method=env:// {part}no_spawn=true {part}world_size={processes} {part}backend=gloo "
+                f"'{part}rank=${{oc.env:RANK}}'"
+            )
+        return original(self, cfg, *args, **kwargs)

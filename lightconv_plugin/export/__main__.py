@@ -143,7 +143,7 @@ def save(graph: Graph, path: Path) -> None:
 
 
 def manifest_of(model: Any, task: Any, graphs: dict[str, Graph]) -> dict[str, Any]:
-    """What a search needs to know beside the graphs; ``states``: the length and width of each before the first step."""
+    """Facts that a search needs beside the graphs; ``states``: the length and width of each before the first step."""
     target = task.target_dictionary
     starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module

@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]  # by the names of the graphs' inputs
 
 
 class Model:
-    """What the export wrote: ``manifest.json``, and its graphs as sessions of onnxruntime."""
+    """Files of an export: ``manifest.json``, and the graphs as sessions of onnxruntime."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime

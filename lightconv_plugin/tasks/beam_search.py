@@ -113,6 +113,8 @@ class BeamSearchGenerator(SequenceGenerator):
                 return f"{name}, whose attention counts on {self.beam_size} rows a sentence at every step"
         if type(self.search) is not BeamSearch:
             return type(self.search).__name__
+        if self.match_source_len:
+            return "--match-source-len"
         if self.lm_model is not None:
             return "a language model beside the translation model"
         if self.token_indices_to_suppress is not None:

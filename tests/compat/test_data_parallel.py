@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
+from fairseq.trainer import Trainer
 
 from .conftest import RECIPE, REPO, TINY
 
@@ -93,3 +95,17 @@ def test_a_launch_is_completed(flags, launched, gpus, expected, monkeypatch):
     found = begun(monkeypatch, *flags, gpus=gpus)
     names = ("world_size", "rank", "init_method", "backend")
     assert tuple(getattr(found, f"distributed_{name}") for name in names) == expected
+
+
+@pytest.mark.parametrize("flags", [["--distributed-world-size", "2"], HAND])
+def test_what_would_train_nothing_is_refused(flags, monkeypatch):
+    with pytest.raises(RuntimeError, match="start them with torchrun --nproc_per_node N"):
+        begun(monkeypatch, *flags)
+
+
+def test_processes_that_would_train_apart_are_refused(monkeypatch):
+    """fairseq-hydra-train does not come by ``call_main``'s completion."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    own = Namespace(distributed_world_size=1)
+    with pytest.raises(RuntimeError, match=r"train a model of its own\. Give .*world_size=2"):
+        Trainer(Namespace(common=Namespace(cpu=True), distributed_training=own), None, None, None)

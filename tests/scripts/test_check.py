@@ -1,4 +1,4 @@
-"""What would cost a training, or make its figures mean another thing, is named before it with its file and key."""
+"""Mistakes that would cost a training, or make its figures mean another thing, are named with their file and key."""
 
 import shutil
 from pathlib import Path
