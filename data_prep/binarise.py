@@ -3,6 +3,7 @@
 example: python -m data_prep.binarise debian_en_de --prepared work/debian/prepared --out work/debian/binarised
 """
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,13 @@ from pathlib import Path
 from data_prep.cli import add_options, command_parser
 from data_prep.dataset import SPLITS, Dataset, load_dataset
 from scripts.common.command import run_command
+from scripts.common.errors import UserError
 from scripts.common.files import copy_file, count_lines
 from scripts.common.outputs import atomic_folder, lock, remove
 from scripts.common.process import python_module, run_logged
 from scripts.common.terminal import clock, shown
+
+MOST_UNKNOWN = 3.0  # percent of the units of a test set
 
 SPECIAL_TYPES = 4
 """The types that fairseq has in every dictionary and not in its file: begin, padding, end, unknown."""
@@ -25,6 +29,10 @@ def binarise(
     """Fill ``out``, all or nothing, with what fairseq-train reads; fairseq's log is in preprocess.log there.
 
     ``dictionaries``: a folder of them; then the test set alone is binarised.
+
+    Raises:
+        UserError: fairseq-preprocess failed, a dictionary has not the size that the dataset expects, or one that was
+            given does not know the units of the test set.
     """
     splits = SPLITS if dictionaries is None else ("test",)
     log = out.with_name(f"{out.name}.log")  # beside the folder, which is not there while this fails
@@ -40,6 +48,8 @@ def binarise(
         remove(log)
         if dictionaries is None:
             _check_vocab_size(dataset, folder, out.parent, accept=accept)
+        else:
+            _check_known(dataset, folder / "preprocess.log", dictionaries)
 
 
 def _command(
@@ -75,6 +85,18 @@ def dictionary(dataset: Dataset, language: str) -> str:
 def vocab_size(file: Path) -> int:
     """The types in a dictionary, fairseq's special ones included."""
     return count_lines(file) + SPECIAL_TYPES
+
+
+def _check_known(dataset: Dataset, log: Path, dictionaries: Path) -> None:
+    """Refuse a dictionary that does not know the units of the source: it is not of the codes that cut them."""
+    # fairseq writes 5.77e-05 and 1e+02, too
+    (share,) = re.findall(rf"test\.{dataset.source}: .* (\S+)% replaced", log.read_text(encoding="utf-8"))
+    if float(share) > MOST_UNKNOWN:
+        raise UserError(
+            f"{dictionaries / dictionary(dataset, dataset.source)} does not know {float(share):g}% of the units of the "
+            f"test set, expected at most {MOST_UNKNOWN}%: it is not of the model whose BPE codes cut them, or the text "
+            f"is not in {dataset.source}"
+        )
 
 
 def _check_vocab_size(dataset: Dataset, folder: Path, root: Path, *, accept: bool) -> None:

@@ -259,3 +259,6 @@ def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, monkeypatch, 
     assert sorted(path.stem for path in out.glob("*.idx")) == written
     for path in model.glob("dict*"):
         assert lines_of(out / path.name) == lines_of(path)
+        write_lines(path, ["another 1"])
+    with pytest.raises(UserError, match=r"dict.* does not know 87.5% of the units of the test set"):
+        binarise(dataset, prepared=ready, out=out, workers=2, dictionaries=model)
