@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.cli import add_options
+from data_prep.common import CHECKOUT
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.pipeline import Pipeline
 from data_prep.dataset import load_dataset, names
 from data_prep.report import write_report
 from data_prep.stages import NAMES, data_stages, run_data_stages
 from data_prep.steps.plan import plan
-from scripts.common import CHECKOUT
-from scripts.common.command import argument_parser, run_command
-from scripts.pipeline.pipeline import Pipeline
 
 STAGES = (*NAMES, "report")
 

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import open_own
 
 BUFFER = 1 << 20
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}

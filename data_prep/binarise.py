@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.cli import add_options, command_parser
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import copy_file, count_lines
+from data_prep.common.outputs import atomic_folder, lock, remove
+from data_prep.common.process import python_module, run_logged
+from data_prep.common.terminal import clock, shown
 from data_prep.dataset import SPLITS, Dataset, load_dataset
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.files import copy_file, count_lines
-from scripts.common.outputs import atomic_folder, lock, remove
-from scripts.common.process import python_module, run_logged
-from scripts.common.terminal import clock, shown
 
 MOST_UNKNOWN = 3.0  # percent of the units of a test set
 

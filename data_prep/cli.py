@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from scripts.common.command import argument_parser, positive
-from scripts.common.provenance import available_cores
+from data_prep.common.command import argument_parser, positive
+from data_prep.common.provenance import available_cores
 
 
 def command_parser(description: str | None) -> argparse.ArgumentParser:

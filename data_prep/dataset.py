@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import digest
+from data_prep.common.schema import build, require
+from data_prep.common.strict_yaml import read_yaml
 from data_prep.text.readers import READERS
-from scripts.common.errors import UserError
-from scripts.common.files import digest
-from scripts.common.schema import build, require
-from scripts.common.strict_yaml import read_yaml
 
 LANGUAGE = re.compile(r"[A-Za-z0-9_-]+")  # it ends the names of files, and fairseq splits these at dots
 FOLDER = Path(__file__).resolve().parent / "datasets"

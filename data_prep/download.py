@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.cli import command_parser
+from data_prep.common.command import run_command
+from data_prep.common.files import digest, write_json
+from data_prep.common.outputs import atomic_folder, lock
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
-from scripts.common.command import run_command
-from scripts.common.files import digest, write_json
-from scripts.common.outputs import atomic_folder, lock
 
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:

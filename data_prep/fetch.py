@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import check_archive, has_checksums
+from data_prep.common.errors import UserError
+from data_prep.common.files import digest, stands_for
+from data_prep.common.outputs import in_the_making, remove, replace
+from data_prep.common.process import child
+from data_prep.common.terminal import shown
 from data_prep.dataset import File
-from scripts.common.errors import UserError
-from scripts.common.files import digest, stands_for
-from scripts.common.outputs import in_the_making, remove, replace
-from scripts.common.process import child
-from scripts.common.terminal import shown
 
 ATTEMPTS = 7  # in a row that bring nothing to go on with
 STALLED = 60  # seconds without a byte, until a connection is given up

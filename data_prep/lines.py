@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset
 from data_prep.steps.learn import APPLY_BPE, APPLY_SENTENCEPIECE
 from data_prep.steps.plan import LINE, STEPS, plan
-from scripts.common.errors import UserError
 
 
 def line_steps(dataset: Dataset, language: str, codes: Path | None) -> Callable[[str], str]:

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.cli import add_options, command_parser
+from data_prep.common.command import run_command
+from data_prep.common.files import digest
+from data_prep.common.outputs import atomic_folder, check_writable, lock, remove, work_folder
+from data_prep.common.pipeline import fingerprint
+from data_prep.common.provenance import package_versions
 from data_prep.dataset import Dataset, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.corpus import Pool
 from data_prep.steps.engine import Engine
-from scripts.common.command import run_command
-from scripts.common.files import digest
-from scripts.common.outputs import atomic_folder, check_writable, lock, remove, work_folder
-from scripts.common.provenance import package_versions
-from scripts.pipeline.pipeline import fingerprint
 
 _PACKAGE = Path(__file__).parent
 _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba")  # what the text depends on

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
+from data_prep.common.files import read_json, write_lines
+from data_prep.common.terminal import markdown_table
 from data_prep.dataset import Dataset
-from scripts.common.files import read_json, write_lines
-from scripts.common.terminal import markdown_table
 
 _BINARISED = re.compile(r"(\S+): \d+ sents, (\d+) tokens, (\S+%) replaced")
 

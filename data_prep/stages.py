@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.files import check_path, digest
+from data_prep.common.outputs import lock
+from data_prep.common.pipeline import Pipeline, Stage, fingerprint, fingerprint_files
 from data_prep.dataset import FOLDER, Dataset
 from data_prep.sources import kind_of
-from scripts.common.files import check_path, digest
-from scripts.common.outputs import lock
-from scripts.pipeline.pipeline import Pipeline, Stage, fingerprint, fingerprint_files
 
 DATASET = "dataset"  # the name of its lock
 NAMES = ("download", "prepare", "binarise")

@@ -3,8 +3,8 @@
 import ast
 import sys
 
-from scripts.common import CHECKOUT
-from scripts.common.terminal import aligned
+from data_prep.common import CHECKOUT
+from data_prep.common.terminal import aligned
 
 
 def commands() -> list[list[str]]:

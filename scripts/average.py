@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import argument_parser, positive, run_command
-from scripts.common.errors import UserError
+from data_prep.common.command import argument_parser, positive, run_command
+from data_prep.common.errors import UserError
 from scripts.fairseq_io import checkpoints
 
 KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.process import as_found
 from data_prep.dataset import load_dataset
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.process import as_found
+from scripts.config import Config, config_parser, given_config
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.models import Command, load_plugin, parse
-from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import SAME_UNITS
 
 NOWHERE = Path("no-data")

@@ -7,14 +7,14 @@ words. Where the dataset cuts words into units of BPE, fairseq-eval-lm prints th
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.common.command import run_command
-from scripts.common.files import write_json
-from scripts.common.outputs import check_writable, remove
-from scripts.common.provenance import signature
+from data_prep.common.command import run_command
+from data_prep.common.files import write_json
+from data_prep.common.outputs import check_writable, remove
+from data_prep.common.provenance import signature
+from scripts.config import given_config
 from scripts.fairseq_io.commands import averaged, evaluate_command, units
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.inputs import chosen_settings, model_parser
-from scripts.pipeline.config import given_config
 from scripts.scoring.perplexity import run_evaluation, scores
 
 

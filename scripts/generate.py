@@ -6,9 +6,10 @@ of the corpus) and generation.json with the speed that fairseq measured, the BLE
 
 from collections.abc import Sequence
 
+from data_prep.common.command import run_command
+from data_prep.common.outputs import check_writable, remove
 from data_prep.dataset import load_dataset
-from scripts.common.command import run_command
-from scripts.common.outputs import check_writable, remove
+from scripts.config import PRECISIONS, given_config
 from scripts.fairseq_io.commands import averaged, generate_command, generation_settings
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import (
@@ -23,7 +24,6 @@ from scripts.fairseq_io.generation import (
 )
 from scripts.fairseq_io.inputs import add_prepared, chosen_settings, model_parser
 from scripts.fairseq_io.precision import take_search_precision
-from scripts.pipeline.config import PRECISIONS, given_config
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from data_prep.common import CHECKOUT
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import atomic_file
 from data_prep.dataset import LANGUAGE
 from data_prep.sources.supplied import SuppliedText
 from data_prep.text.clean import count_words
-from scripts.common import CHECKOUT
-from scripts.common.command import argument_parser, run_command
-from scripts.common.errors import UserError
-from scripts.common.outputs import atomic_file
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce.outcome import near, typed

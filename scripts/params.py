@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import argument_parser, run_command
-from scripts.common.terminal import aligned
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.terminal import aligned
+from scripts.config import flags, load_config
 from scripts.fairseq_io.models import load_plugin, stand_in_dictionary, training_arguments, without_memory
-from scripts.pipeline.config import flags, load_config
 from scripts.tables.published import read_tables
 
 

@@ -27,19 +27,19 @@ from typing import Any
 
 import yaml
 
+from data_prep.common import CHECKOUT
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import copy_file, read_json, write_json, write_lines
+from data_prep.common.outputs import atomic_folder, check_writable, in_the_making, lock, remove
+from data_prep.common.pipeline import Pipeline, Stage
+from data_prep.common.process import ask_python
+from data_prep.common.strict_yaml import read_yaml
+from data_prep.common.terminal import aligned
 from data_prep.dataset import File, load_dataset
 from data_prep.fetch import fetch
 from data_prep.stages import DATASET
 from lightconv_plugin.units import CodesError, find_codes
-from scripts.common import CHECKOUT
-from scripts.common.command import argument_parser, run_command
-from scripts.common.errors import UserError
-from scripts.common.files import copy_file, read_json, write_json, write_lines
-from scripts.common.outputs import atomic_folder, check_writable, in_the_making, lock, remove
-from scripts.common.process import ask_python
-from scripts.common.strict_yaml import read_yaml
-from scripts.common.terminal import aligned
-from scripts.pipeline.pipeline import Pipeline, Stage
 from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"

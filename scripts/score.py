@@ -13,13 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json, read_lines, write_json, write_lines
+from data_prep.common.provenance import signature
 from data_prep.dataset import Dataset, load_dataset
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.files import read_json, read_lines, write_json, write_lines
-from scripts.common.provenance import signature
+from scripts.config import Config, config_parser, given_config
 from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
-from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.scoring.detokenise import detokeniser, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
 from scripts.scoring.score_names import COMPARED, FAMILY, NAMES

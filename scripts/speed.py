@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
-from scripts.common.process import run_logged
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json, write_json
+from data_prep.common.process import run_logged
+from scripts.config import Config, config_parser, given_config
 from scripts.fairseq_io.commands import generate_command, speed_settings, train_command
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.pipeline.config import Config, config_parser, given_config
 from scripts.reproduce.run import baseline_config, model_file, seed_root, tuned_settings
 from scripts.scoring.selection import over
 

@@ -10,9 +10,9 @@ The signatures of the scores follow the table.
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common import CHECKOUT
-from scripts.common.command import argument_parser, run_command
-from scripts.common.errors import UserError
+from data_prep.common import CHECKOUT
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.errors import UserError
 from scripts.tables import records
 from scripts.tables.measured import Measured
 from scripts.tables.published import Table, read_tables

@@ -18,22 +18,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.command import positive, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import check_path, read_json, write_json
+from data_prep.common.outputs import check_writable, claim, lock, remove
+from data_prep.common.pipeline import digest_data, fingerprint
+from data_prep.common.process import run_logged
+from data_prep.common.provenance import available_cores
+from data_prep.common.terminal import StatusLine, clock
 from scripts.check import check_first
-from scripts.common.command import positive, run_command
-from scripts.common.errors import UserError
-from scripts.common.files import check_path, read_json, write_json
-from scripts.common.outputs import check_writable, claim, lock, remove
-from scripts.common.process import run_logged
-from scripts.common.provenance import available_cores
-from scripts.common.terminal import StatusLine, clock
+from scripts.config import PRECISIONS, Config, config_parser, given_config
 from scripts.fairseq_io import checkpoints
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices
 from scripts.fairseq_io.inputs import check_binarised
 from scripts.fairseq_io.precision import take_training_precision
 from scripts.fairseq_io.trainlog import Progress, TrainLog, read_log
-from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
-from scripts.pipeline.pipeline import digest_data, fingerprint
 
 STARTED = "started.json"
 DIVERGED = "diverged.json"

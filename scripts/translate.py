@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from data_prep.common.command import argument_parser, positive, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from data_prep.sources.supplied import BLANK
 from data_prep.steps.learn import APPLY_BPE
-from scripts.common.command import argument_parser, positive, run_command
-from scripts.common.errors import UserError
-from scripts.common.files import read_json
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import take_search_precision
 from scripts.fairseq_io.translator import Translator

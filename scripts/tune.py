@@ -15,19 +15,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import check_path, write_json
+from data_prep.common.outputs import atomic_file, check_writable, in_the_making, remove, replace
+from data_prep.common.terminal import aligned
 from data_prep.dataset import load_dataset
 from scripts.average import average, choose
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.files import check_path, write_json
-from scripts.common.outputs import atomic_file, check_writable, in_the_making, remove, replace
-from scripts.common.terminal import aligned
+from scripts.config import Config, combinations, config_parser, given_config
 from scripts.fairseq_io import checkpoints, generation
 from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised
-from scripts.pipeline.config import Config, combinations, config_parser, given_config
 from scripts.scoring.perplexity import run_evaluation, scores
 from scripts.scoring.score_names import NAMES
 

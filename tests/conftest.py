@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from scripts.common.process import environment
+from data_prep.common.process import environment
 
 # a user's own settings, which change what programs say and do: tests set what they depend on
 OWN = (

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.schema import require
 from data_prep.dataset import Dataset
 from data_prep.sources import archives, cnn_dm, debian, debian_docs, text
 from data_prep.steps.read import Piece, Rows
-from scripts.common.schema import require
 
 
 @dataclass(frozen=True, kw_only=True)

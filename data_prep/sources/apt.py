@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import join_unpacked
-from scripts.common.errors import UserError
-from scripts.common.terminal import shown
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import shown
 
 _WITHOUT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.fetch import fetch as fetch_file
 from data_prep.steps.read import Piece
-from scripts.common.errors import UserError
-from scripts.common.files import read_json
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:

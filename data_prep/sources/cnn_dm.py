@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import iterate_members
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import StatusLine
 from data_prep.dataset import Dataset
 from data_prep.text.cnn_dm import (
     UNITS,
@@ -31,8 +33,6 @@ from data_prep.text.cnn_dm import (
     parse_tokens,
     plain_pair,
 )
-from scripts.common.errors import UserError
-from scripts.common.terminal import StatusLine
 
 CORPORA = ("cnn", "dailymail")
 MAX_UNUSABLE = 0.01

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import OPENERS, join_unpacked
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_lines
+from data_prep.common.schema import require
 from data_prep.dataset import SPLITS, Dataset, Debian
 from data_prep.sources import apt
 from data_prep.steps.read import Rows
 from data_prep.text.debian import Description, pair, parse, summary
 from data_prep.text.split import split_by_group
-from scripts.common.errors import UserError
-from scripts.common.files import read_lines
-from scripts.common.schema import require
 
 TASKS = ("translation", "summarization", "language_modeling")
 

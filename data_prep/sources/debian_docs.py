@@ -15,6 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import copy_file
+from data_prep.common.schema import require
+from data_prep.common.terminal import StatusLine
 from data_prep.dataset import Dataset
 from data_prep.sources import apt
 from data_prep.steps.read import Rows
@@ -22,10 +26,6 @@ from data_prep.text import messages
 from data_prep.text.documents import html, xml
 from data_prep.text.man import man
 from data_prep.text.parallel import Row, align, fault, sentences, split_by_source
-from scripts.common.errors import UserError
-from scripts.common.files import copy_file
-from scripts.common.schema import require
-from scripts.common.terminal import StatusLine
 
 _KINDS = {
     "docbook": ("DocBook", xml),

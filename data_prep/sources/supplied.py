@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.archives import BUFFER, damage_told
-from scripts.common.errors import UserError
-from scripts.common.files import POINTER
+from data_prep.common.errors import UserError
+from data_prep.common.files import POINTER
 
 _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
 

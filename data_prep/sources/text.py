@@ -5,11 +5,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import open_own
 from data_prep.dataset import SPLITS, Dataset
 from data_prep.sources.supplied import SuppliedText
 from data_prep.steps.read import Piece
-from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import open_own
+from data_prep.common.process import end_with_parent
+from data_prep.common.terminal import StatusLine, clock
 from data_prep.dataset import Step
-from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
-from scripts.common.process import end_with_parent
-from scripts.common.terminal import StatusLine, clock
 
 Line = TypeVar("Line", str, bytes)
 Task = TypeVar("Task")

@@ -17,16 +17,16 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import copy_file, count_lines, digest, read_json, write_json
+from data_prep.common.outputs import open_own, remove
+from data_prep.common.terminal import clock
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps.corpus import Block, Context, Pool, Text, select
 from data_prep.steps.filter import RAW, RAW_PREFIX
 from data_prep.steps.learn import LEARNT
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
-from scripts.common.errors import UserError
-from scripts.common.files import copy_file, count_lines, digest, read_json, write_json
-from scripts.common.outputs import open_own, remove
-from scripts.common.terminal import clock
 
 
 class Engine:

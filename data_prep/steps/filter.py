@@ -5,12 +5,12 @@ from collections import Counter
 from functools import partial
 from itertools import count
 
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import open_own
 from data_prep.dataset import SPLITS, Step
 from data_prep.steps.corpus import Context, Log, WholeStep, columns_of
 from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
-from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
 
 RAW = "raw"
 RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from data_prep.common.outputs import atomic_file
 from data_prep.dataset import Step
 from data_prep.steps.corpus import Block, Context, Log, WholeStep, columns_of
 from data_prep.text import bpe, sentencepiece
-from scripts.common.outputs import atomic_file
 
 APPLY_BPE, APPLY_SENTENCEPIECE = "apply_bpe", "apply_sentencepiece"
 LEARNT = {"bpe": "codes", "sentencepiece": "sentencepiece.model"}

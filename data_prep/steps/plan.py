@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_prep.common.errors import UserError
+from data_prep.common.schema import check_fields, require
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps import learn
 from data_prep.steps.filter import deduplicate, hold_out, save_raw, split_by_hash
 from data_prep.text import bpe, characters, chinese, clean, moses, punctuation, sentencepiece, tokenise
-from scripts.common.errors import UserError
-from scripts.common.schema import check_fields, require
 
 LINE, PAIR, WHOLE = "line", "pair", "whole"
 

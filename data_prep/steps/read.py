@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 
 from data_prep.archives import named_members
+from data_prep.common.errors import UserError
 from data_prep.dataset import SPLITS
 from data_prep.steps.corpus import CHUNK, Context, open_synced
 from data_prep.text.readers import READERS
-from scripts.common.errors import UserError
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """Text that a kind of its own makes: the split, and a line a language."""

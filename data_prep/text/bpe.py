@@ -17,8 +17,8 @@ from pathlib import Path
 from subword_nmt.apply_bpe import BPE, isolate_glossary
 from subword_nmt.learn_bpe import learn_bpe
 
-from scripts.common.errors import UserError
-from scripts.common.files import stands_for
+from data_prep.common.errors import UserError
+from data_prep.common.files import stands_for
 
 ENGINES = ("subword-nmt", "fastBPE")
 _SEPARATOR = "@@"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from data_prep.common.errors import UserError
 from data_prep.text.characters import SPACE
-from scripts.common.errors import UserError
 
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
 _SPACES = re.compile(f"[{SPACE}\x1c-\x1f]+")

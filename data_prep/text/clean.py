@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 
 # Letters of scripts that put no spaces between words, and how many are taken for a word: two in Chinese and Japanese as
 # a rule, four or five with its marks in Thai, Lao, Khmer or Burmese.

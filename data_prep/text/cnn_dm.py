@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 
 Pair = tuple[str, str]
 Span = tuple[int, int]  # first character, and the one after the last

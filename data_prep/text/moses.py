@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable
 
+from data_prep.common.errors import UserError
 from data_prep.text.characters import SPACE, SPACES
-from scripts.common.errors import UserError
 
 VERSIONS = ("2018-10", "2018-11", "2019-11")
 """Moses at the end of these months. They differ in three rules:

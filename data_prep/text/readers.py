@@ -6,7 +6,7 @@ Readers take and give lines without their ends; they split nowhere else than the
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 
 _LONGEST_SEGMENT = 100_000  # characters
 _BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import stands_for
 from data_prep.text.clean import normalise_space
-from scripts.common.errors import UserError
-from scripts.common.files import stands_for
 
 
 class TooManyUnits(UserError):

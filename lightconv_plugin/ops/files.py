@@ -61,7 +61,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _in_the_making(path: Path) -> Path:
-    """The name is as ``scripts.common.outputs`` has it, so that its rule of foreign files knows it."""
+    """The name is as ``data_prep.common.outputs`` has it, so that its rule of foreign files knows it."""
     return path.with_name(f".{path.name}.lightconv")
 
 

@@ -11,9 +11,9 @@ import importlib
 from collections.abc import Sequence
 from itertools import takewhile
 
-from scripts.common.command import argument_parser, positive, run_command
-from scripts.common.errors import UserError
-from scripts.common.terminal import StatusLine, aligned
+from data_prep.common.command import argument_parser, positive, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import StatusLine, aligned
 
 # each with its module
 MEASURED = {

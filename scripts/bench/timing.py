@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.benchmark import timer  # a clock that waits for the GPU
 
+from data_prep.common.provenance import processor
 from lightconv_plugin import ops
-from scripts.common.provenance import processor
 from scripts.fairseq_io.precision import bf16_reasons
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from data_prep.common.errors import UserError
 from scripts.bench.timing import Row, precisions, products_in, spread, take_turns
-from scripts.common.errors import UserError
 from scripts.fairseq_io.models import TaskAndModel, translation
 
 LONGEST = 32  # words of a sentence

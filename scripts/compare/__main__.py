@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common import CHECKOUT
-from scripts.common.command import argument_parser, run_command
-from scripts.common.errors import UserError
-from scripts.common.outputs import atomic_file, check_writable
+from data_prep.common import CHECKOUT
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import atomic_file, check_writable
 from scripts.compare.page import as_markdown, as_text, claims
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce

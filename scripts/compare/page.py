@@ -13,8 +13,8 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from scripts.common.errors import UserError
-from scripts.common.terminal import aligned, clock, markdown_table
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import aligned, clock, markdown_table
 from scripts.compare.plan import Claim, Comparison, Run
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over

@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.schema import build, require
+from data_prep.common.strict_yaml import read_yaml
 from data_prep.dataset import load_dataset
-from scripts.common.schema import build, require
-from scripts.common.strict_yaml import read_yaml
-from scripts.pipeline.config import Config, load_config
+from scripts.config import Config, load_config
 from scripts.scoring.detokenise import lowercases
 from scripts.scoring.metrics import measures
 from scripts.scoring.score_names import COMPARED

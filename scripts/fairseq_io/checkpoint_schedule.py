@@ -2,8 +2,8 @@
 
 from argparse import Namespace
 
-from scripts.common.errors import UserError
-from scripts.pipeline.config import Config
+from data_prep.common.errors import UserError
+from scripts.config import Config
 
 _INTERVAL = 1000  # updates; taken for trainings whose length is not known yet
 _DECIDE = {  # the flags that decide which checkpoints are kept

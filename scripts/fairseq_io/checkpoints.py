@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.outputs import atomic_file
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import atomic_file
 
 PATTERNS = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"checkpoint_\d+_(\d+)\.pt")}
 

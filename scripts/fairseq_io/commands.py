@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common.errors import UserError
+from data_prep.common.process import python_module
 from data_prep.dataset import load_dataset
-from scripts.common.errors import UserError
-from scripts.common.process import python_module
+from scripts.config import Config, flags
 from scripts.fairseq_io.devices import Devices, batch_per_device, launcher
 from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.precision import matmul_precision, take_training_precision
-from scripts.pipeline.config import Config, flags
 from scripts.scoring.detokenise import SAME_UNITS
 
 BEAM = 5  # fairseq-generate's default

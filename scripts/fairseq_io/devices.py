@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.process import ask_python
-from scripts.common.provenance import available_cores
+from data_prep.common.errors import UserError
+from data_prep.common.process import ask_python
+from data_prep.common.provenance import available_cores
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.files import read_lines, write_json, write_lines
-from scripts.common.outputs import remove
-from scripts.common.process import run_logged
-from scripts.common.terminal import shown
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_lines, write_json, write_lines
+from data_prep.common.outputs import remove
+from data_prep.common.process import run_logged
+from data_prep.common.terminal import shown
 from scripts.scoring.detokenise import unit_joiner
 
 HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"

@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from scripts.common import CHECKOUT
-from scripts.common.errors import UserError
-from scripts.common.files import check_path, read_json
-from scripts.pipeline.config import SUBSETS, config_parser
+from data_prep.common import CHECKOUT
+from data_prep.common.errors import UserError
+from data_prep.common.files import check_path, read_json
+from scripts.config import SUBSETS, config_parser
 
 
 def user_dir() -> Path:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
 
 PARSERS = {

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.process import ask_python
+from data_prep.common.errors import UserError
+from data_prep.common.process import ask_python
+from scripts.config import Config
 from scripts.fairseq_io.devices import Devices
-from scripts.pipeline.config import Config
 
 VARIABLE = "LIGHTCONV_MATMUL"
 OURS = "pla_"  # begins the names of the plugin's architectures

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
+from scripts.config import flags
 from scripts.fairseq_io.commands import FASTER_TASKS
 from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.models import Command, load_plugin, parse
 from scripts.fairseq_io.precision import VARIABLE
-from scripts.pipeline.config import flags
 
 TASK = FASTER_TASKS["translation"]  # serves every translation model
 # flags of generation that are about a subset on disk, or about a precision that is never needed for so little text

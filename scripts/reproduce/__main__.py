@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.common import CHECKOUT
+from data_prep.common.command import positive, run_command
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import check_writable, lock
 from data_prep.stages import DATASET, run_data_stages
 from scripts.check import check_first
-from scripts.common import CHECKOUT
-from scripts.common.command import positive, run_command
-from scripts.common.errors import UserError
-from scripts.common.outputs import check_writable, lock
-from scripts.pipeline.config import PRECISIONS, Config, config_parser, given_config
+from scripts.config import PRECISIONS, Config, config_parser, given_config
 from scripts.reproduce.outcome import outcome
 from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES, Run, build_run, seed_root
 from scripts.tables.records import as_text, read_record

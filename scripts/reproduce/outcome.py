@@ -5,9 +5,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from data_prep.common import CHECKOUT
+from data_prep.common.files import read_json, read_lines
 from data_prep.dataset import load_dataset
-from scripts.common import CHECKOUT
-from scripts.common.files import read_json, read_lines
 from scripts.reproduce.run import Run, seed_root
 
 _SHOWN = 5  # lines, from all over the test set

@@ -13,17 +13,17 @@ from typing import Any
 
 import yaml
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json, write_json
+from data_prep.common.pipeline import Pipeline, Stage, digest_data, fingerprint, read_stamp
+from data_prep.common.provenance import git_state, machine, versions
+from data_prep.common.terminal import aligned
 from data_prep.dataset import load_dataset
 from data_prep.stages import NAMES as DATA_STAGES
 from data_prep.stages import data_stages
-from scripts.common.errors import UserError
-from scripts.common.files import read_json, write_json
-from scripts.common.provenance import git_state, machine, versions
-from scripts.common.terminal import aligned
+from scripts.config import Config, load_config
 from scripts.fairseq_io.commands import evaluate_command, generate_command, generation_settings, shell, train_command
 from scripts.fairseq_io.devices import find_devices
-from scripts.pipeline.config import Config, load_config
-from scripts.pipeline.pipeline import Pipeline, Stage, digest_data, fingerprint, read_stamp
 from scripts.scoring.selection import numbers, summarise
 
 SEED_STAGES = ("train", "tune", "average", "generate", "score")  # done for each seed

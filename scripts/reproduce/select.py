@@ -7,10 +7,10 @@ seeds, and the best seed's figure.
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.files import write_json
-from scripts.pipeline.config import config_parser, given_config
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
+from scripts.config import config_parser, given_config
 from scripts.reproduce.run import SEED_STAGES, seed_facts, seed_root
 from scripts.scoring.selection import summarise
 

@@ -11,10 +11,10 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import load_dataset
 from data_prep.text.languages import CHINESE, JAPANESE, KOREAN, UNSPACED, scripts_of
-from scripts.common.errors import UserError
-from scripts.pipeline.config import Config
+from scripts.config import Config
 from scripts.scoring.detokenise import detokeniser, escapes
 from scripts.scoring.rouge import Rouge
 from scripts.scoring.score_names import KEYS

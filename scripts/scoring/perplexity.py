@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.process import run_logged
-from scripts.common.terminal import shown
+from data_prep.common.process import run_logged
+from data_prep.common.terminal import shown
 
 _SAMPLE = re.compile(r"fairseq_cli\.eval_lm(?: \| |:)\d+ (.+ \[-?[\w.]+\])$")  # the log has one of two forms
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in ([\d.]+)s \(([\d.]+) tokens/s\)")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common.terminal import aligned
-from scripts.pipeline.config import load_config
+from data_prep.common.terminal import aligned
+from scripts.config import load_config
 from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
 from scripts.tables.records import EMPTY, diverged_after, lookup, read_record, signatures
 

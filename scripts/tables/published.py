@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.common import CHECKOUT
-from scripts.common.schema import build, require_known
-from scripts.common.strict_yaml import read_yaml
+from data_prep.common import CHECKOUT
+from data_prep.common.schema import build, require_known
+from data_prep.common.strict_yaml import read_yaml
 
 CONFIGS = CHECKOUT / "configs"
 

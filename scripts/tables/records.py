@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.files import read_json
-from scripts.common.terminal import aligned
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
+from data_prep.common.terminal import aligned
 from scripts.scoring.score_names import FAMILY, KEYS, NAMES
 
 EMPTY = "-"

@@ -9,10 +9,10 @@ from typing import Any
 
 from data_prep.dataset import load_dataset
 from scripts import params
+from scripts.config import load_config
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
-from scripts.pipeline.config import load_config
 
 # section 5.3
 GPUS = {"wmt16_en_de": 8, "wmt14_en_fr": 8, "wmt17_zh_en": 8, "iwslt14_de_en": 1, "gbw": 32, "cnn_dm": 8}

@@ -7,8 +7,8 @@ import pytest
 
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from scripts.compare.plan import read_comparison
+from scripts.config import load_config
 from scripts.params import Vocabulary, count
-from scripts.pipeline.config import load_config
 from scripts.tables.published import CONFIGS
 
 FOLDER = CONFIGS / "compare"

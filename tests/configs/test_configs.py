@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
+from data_prep.common.strict_yaml import read_yaml
 from scripts import check
-from scripts.common.strict_yaml import read_yaml
+from scripts.config import load_config, merge
 from scripts.fairseq_io.devices import Devices
-from scripts.pipeline.config import load_config, merge
 from scripts.tables.published import CONFIGS, read_tables
 
 DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from scripts.common.strict_yaml import read_yaml
+from data_prep.common.strict_yaml import read_yaml
 from tests.configs.built import Built
 from tests.configs.test_configs import MODELS, name
 

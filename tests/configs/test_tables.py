@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 from scripts.tables.published import Figure, read_tables
 
 TABLES = read_tables()

@@ -13,10 +13,10 @@ import pytest
 
 from data_prep import __main__ as command
 from data_prep import binarise
+from data_prep.common import pipeline
+from data_prep.common.outputs import LIST, claim
+from data_prep.common.provenance import git_state
 from data_prep.dataset import Dataset, Step, load_dataset
-from scripts.common.outputs import LIST, claim
-from scripts.common.provenance import git_state
-from scripts.pipeline import pipeline
 
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 SPLITS = ("train", "valid", "test")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.archives import check_archive, iterate_members, named_members
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 from tests.data_prep.corpora import KINDS, PACK, pack, packed
 
 FILES = {

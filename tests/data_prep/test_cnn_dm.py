@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset, File
 from data_prep.sources.cnn_dm import anonymised_rows, plain_rows
 from data_prep.text import cnn_dm
 from data_prep.text.cnn_dm import Evidence, Unusable, parse_entities, parse_tokens, tokens_at
-from scripts.common.errors import UserError
 from tests.data_prep.stories import Collection, Story, key, story
 
 LISTS = ("all_train.txt", "all_val.txt", "all_test.txt")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from data_prep.binarise import _check_vocab_size, _command, binarise, dictionary
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_lines
 from data_prep.dataset import FOLDER, load_dataset
 from data_prep.download import download
 from data_prep.prepare import prepare
 from data_prep.sources import apt
-from scripts.common.errors import UserError
-from scripts.common.files import write_lines
 from tests.data_prep import corpora
 from tests.data_prep.corpora import lines_of, numbers, pack
 from tests.data_prep.samples import (

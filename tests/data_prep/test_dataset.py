@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import FOLDER, load_dataset
 from data_prep.sources import kind_of
 from data_prep.steps.plan import plan
-from scripts.common.errors import UserError
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 YAML = """\

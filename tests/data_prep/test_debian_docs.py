@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset, Debian
 from data_prep.download import download
 from data_prep.sources import debian_docs
 from data_prep.sources.debian_docs import read_package, rows
-from scripts.common.errors import UserError
 from tests.data_prep.package_samples import catalogue, package
 
 MAN = ".TH X 1\n.SH NAME\n.PP\n{}\n.SH SEE\n.PP\n{}\n"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from data_prep.common import CHECKOUT
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import in_the_making
 from data_prep.dataset import File
 from data_prep.fetch import fetch
-from scripts.common import CHECKOUT
-from scripts.common.errors import UserError
-from scripts.common.outputs import in_the_making
 from tests.data_prep.web import Site, wait_until
 
 CONTENT = bytes(n * n % 251 for n in range(5000))
@@ -188,7 +188,7 @@ import sys
 from pathlib import Path
 from data_prep.dataset import File
 from data_prep.fetch import fetch
-from scripts.common.command import run_command
+from data_prep.common.command import run_command
 folder = Path(sys.argv[2])
 file = File(urls=(sys.argv[1],), sha256=sys.argv[3])
 run_command(lambda: print(fetch("a.txt", file, folder)))

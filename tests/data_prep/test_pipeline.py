@@ -12,9 +12,9 @@ import pytest
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
 from data_prep.archives import named_members
+from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.lines import line_steps
-from scripts.common.errors import UserError
 from tests.data_prep.corpora import BAD, Row, build, lines_of, local_copy, numbers
 from tests.data_prep.samples import SPLITS, run
 from tests.data_prep.stories import Collection

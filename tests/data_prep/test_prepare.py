@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_lines
+from data_prep.common.outputs import lock
 from data_prep.dataset import FOLDER, Dataset, load_dataset
 from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from data_prep.steps import corpus, learn
 from data_prep.text.split import split_of
-from scripts.common.errors import UserError
-from scripts.common.files import write_lines
-from scripts.common.outputs import lock
 from tests.data_prep import corpora
 from tests.data_prep.corpora import Row, lines_of, numbers, pack, pairs
 from tests.data_prep.samples import SPLITS, contents, own_dataset
@@ -350,6 +350,6 @@ def test_a_killed_worker_is_a_sentence_and_can_be_gone_on_from(dataset: Dataset,
 
 
 def test_two_runs_at_once_are_refused(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("data_prep.common.outputs.PATIENCE_SECONDS", 0.2)
     with lock(tmp_path / "out"), pytest.raises(UserError, match=r"another run is at work in .*/out;"):
         prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)

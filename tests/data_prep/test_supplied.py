@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from data_prep.common.errors import UserError
 from data_prep.download import download
 from data_prep.sources.supplied import _LONGEST, SuppliedText
 from data_prep.text import bpe, sentencepiece
-from scripts.common.errors import UserError
 from tests.data_prep.corpora import PACK, packed
 from tests.data_prep.samples import own_dataset
 

@@ -15,6 +15,7 @@ from sacrebleu.metrics import BLEU
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import get_vocabulary, learn_bpe
 
+from data_prep.common.errors import UserError
 from data_prep.text import bpe, chinese, sentencepiece
 from data_prep.text.characters import non_printing_remover
 from data_prep.text.chinese import script_filter, segmenter, strip_control
@@ -24,7 +25,6 @@ from data_prep.text.moses import clean_line, moses_filter
 from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
 from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
-from scripts.common.errors import UserError
 from scripts.scoring.detokenise import detokeniser
 from tests.data_prep.samples import with_steps
 

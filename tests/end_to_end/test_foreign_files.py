@@ -18,10 +18,10 @@ import torch
 
 from data_prep import __main__ as data_prep_command
 from data_prep import binarise
+from data_prep.common.command import run_command
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import LIST, open_own
 from scripts import average, generate, pretrained, score, train
-from scripts.common.command import run_command
-from scripts.common.errors import UserError
-from scripts.common.outputs import LIST, open_own
 from scripts.fairseq_io import devices, generation
 from scripts.reproduce import select
 from tests.data_prep.corpora import packed

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from data_prep.common import CHECKOUT
 from lightconv_plugin.ops import library
-from scripts.common import CHECKOUT
 from tests.end_to_end import preloaded
 from tests.layout.test_readmes import PAGES
 

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
+from data_prep.common.errors import UserError
+from data_prep.common.process import environment, python_module
 from scripts import pretrained
-from scripts.common.errors import UserError
-from scripts.common.process import environment, python_module
 from tests.scripts.published_server import published
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]

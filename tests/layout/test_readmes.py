@@ -1,4 +1,4 @@
-"""The pages: paths and commands exist, every option is in its command's --help, and a page is as long as it may be."""
+"""The pages: paths and commands exist, every option is in its command's --help, and no page is forgotten."""
 
 import functools
 import importlib.util
@@ -10,20 +10,21 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from scripts.common import CHECKOUT
+from data_prep.common import CHECKOUT
 
-# the most lines of each
-MOST_LINES = {
-    "lightconv_plugin/README.md": 150,
-    "README.md": 90,
-    "CONTRIBUTING.md": 60,
-    "configs/README.md": 180,
-    "data_prep/README.md": 80,
-    "lightconv_plugin/SPEED.md": 130,
-    "scripts/README.md": 80,
-    "tests/README.md": 40,
-}
-PAGES = [CHECKOUT / name for name in MOST_LINES]
+PAGES = [
+    CHECKOUT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "configs/README.md",
+        "data_prep/README.md",
+        "lightconv_plugin/README.md",
+        "lightconv_plugin/SPEED.md",
+        "scripts/README.md",
+        "tests/README.md",
+    )
+]
 SUBCOMMANDS = ("scripts.bench", "scripts.pretrained")
 MADE = (
     *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md"),
@@ -109,11 +110,6 @@ def test_every_command_has_the_options_given(page):
         help_texts += [help_of("scripts.reproduce")] if options and module.endswith("demo.sh") else []
         for option in options:
             assert any(option in text for text in help_texts), f"{page}: {command} {option}"
-
-
-@each_page
-def test_a_page_is_short(page):
-    assert len(page.read_text().splitlines()) <= MOST_LINES[str(page.relative_to(CHECKOUT))]
 
 
 def test_every_page_is_listed():

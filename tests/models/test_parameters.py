@@ -13,7 +13,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import lightconv_plugin.register  # noqa: F401  registers the models
 from lightconv_plugin.models.architectures import ENCODER_DECODER
 from scripts import params
-from scripts.pipeline.config import load_config
+from scripts.config import load_config
 from scripts.tables.published import CONFIGS
 
 ROWS = params.read_rows()

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from data_prep import dataset, stages
-from scripts.common import outputs
-from scripts.common.errors import UserError
-from scripts.common.files import write_json, write_lines
+from data_prep.common import outputs, pipeline
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json, write_lines
+from data_prep.common.pipeline import Stage
 from scripts.fairseq_io import devices
-from scripts.pipeline import pipeline
-from scripts.pipeline.pipeline import Stage
 from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce import run, select
 

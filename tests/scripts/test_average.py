@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep.common.errors import UserError
 from scripts import average
-from scripts.common.errors import UserError
 from scripts.fairseq_io import checkpoints
 
 

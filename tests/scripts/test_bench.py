@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from data_prep.common.errors import UserError
 from scripts.bench import __main__ as script
 from scripts.bench import decoding, kernels, operators, timing, training
 from scripts.bench.operators import OURS, Shape, cases
-from scripts.common.errors import UserError
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.tolerances import assert_close
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.common.errors import UserError
 from scripts import check
-from scripts.common.errors import UserError
+from scripts.config import load_config
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin
-from scripts.pipeline.config import load_config
 from tests.compat.conftest import write_corpus
 
 CONFIG = """

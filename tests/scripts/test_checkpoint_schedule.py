@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
+from scripts.config import Config
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
-from scripts.pipeline.config import Config
 
 DEFAULTS = {
     "max_update": 40,

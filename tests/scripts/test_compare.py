@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from scripts.common import CHECKOUT
-from scripts.common.errors import UserError
+from data_prep.common import CHECKOUT
+from data_prep.common.errors import UserError
 from scripts.compare import __main__ as command
 from scripts.compare.page import (
     FAILED,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common.errors import UserError
-from scripts.pipeline.config import OTHER_NAMES, flags, load_config
+from data_prep.common.errors import UserError
+from scripts.config import OTHER_NAMES, flags, load_config
 
 GOOD = "dataset: toy\nseeds: [3]\ntrain: {arch: a, max-update: 10, lr: 0.1}\naverage: {by: update, last: 2}\n"
 SPEED = "speed: {beam: 1, batch-size: 1, runs: 1, subset: test}\n"

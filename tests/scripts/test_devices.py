@@ -9,11 +9,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
+from scripts.config import Config
 from scripts.fairseq_io import devices
 from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, launcher
-from scripts.pipeline.config import Config
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 64))

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
+from data_prep.common.files import read_lines, write_json, write_lines
+from data_prep.common.pipeline import STAMP, Stamp, read_stamp, sizes
+from data_prep.common.process import python_module
 from data_prep.dataset import load_dataset
 from data_prep.text import bpe
 from lightconv_plugin.models import LightConvModel
 from scripts import generate, translate, tune
-from scripts.common.files import read_lines, write_json, write_lines
-from scripts.common.process import python_module
+from scripts.config import load_config
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.precision import VARIABLE
 from scripts.fairseq_io.translator import Translator
-from scripts.pipeline.config import load_config
-from scripts.pipeline.pipeline import STAMP, Stamp, read_stamp, sizes
 from scripts.reproduce import __main__ as reproduce
 from scripts.scoring.detokenise import detokeniser, unit_joiner
 from scripts.scoring.metrics import metric

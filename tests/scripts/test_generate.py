@@ -7,12 +7,12 @@ from fairseq.data.data_utils import post_process
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
+from scripts.config import Config
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.commands import generate_command
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.generation import GenerationOutput, Hypothesis, best_text, prepared_lines
-from scripts.pipeline.config import Config
 
 ENDING = [
     "x | Translated 3 sentences (1,024 tokens) in 2.5s (1.20 sentences/s, 409.60 tokens/s)",

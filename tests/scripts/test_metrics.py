@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from scripts.common.errors import UserError
-from scripts.pipeline.config import Config
+from data_prep.common.errors import UserError
+from scripts.config import Config
 from scripts.scoring.detokenise import detokeniser, escapes, lowercases
 from scripts.scoring.metrics import Side, evaluate, measures, metric, split_compounds, tokeniser, words
 from scripts.scoring.score_names import KEYS, NAMES

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from fairseq.data.data_utils import post_process
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json
 from data_prep.dataset import Dataset, Step, load_dataset
 from data_prep.download import download
 from data_prep.lines import line_steps
@@ -21,13 +23,11 @@ from data_prep.steps.plan import plan
 from data_prep.text import sentencepiece
 from data_prep.text.clean import count_words
 from scripts import own_text
-from scripts.common.errors import UserError
-from scripts.common.files import read_json
+from scripts.config import Config, flags, load_config
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
 from scripts.own_text import Side
-from scripts.pipeline.config import Config, flags, load_config
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.metrics import measures
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from data_prep.common.errors import UserError
 from lightconv_plugin.ops.fused import linear
-from scripts.common.errors import UserError
+from scripts.config import Config, load_config
 from scripts.fairseq_io import precision
 from scripts.fairseq_io.commands import evaluate_command, generate_command, shell, train_command
 from scripts.fairseq_io.devices import Devices
@@ -18,7 +19,6 @@ from scripts.fairseq_io.precision import (
     take_search_precision,
     take_training_precision,
 )
-from scripts.pipeline.config import Config, load_config
 
 CPU, GPU = Devices(gpu=False, count=1), Devices(gpu=True, count=1)
 NO_LIBRARY, SLOW = "its library could not be compiled", "its units are slow"

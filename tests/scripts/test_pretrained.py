@@ -7,8 +7,8 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from data_prep.common.errors import UserError
 from scripts import pretrained
-from scripts.common.errors import UserError
 from tests.convert import common
 from tests.data_prep.corpora import pack
 from tests.data_prep.web import serving

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import load_dataset
 from scripts import pretrained
-from scripts.common.errors import UserError
-from scripts.pipeline.config import load_config
+from scripts.config import load_config
 from scripts.pretrained import configuration, each_archive, read_published, score
 from scripts.tables.published import CONFIGS, read_tables
 

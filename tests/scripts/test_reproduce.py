@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json, write_lines
+from data_prep.common.outputs import lock
+from data_prep.common.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint
+from data_prep.common.process import environment, python_module
 from scripts import average
 from scripts.__main__ import commands
-from scripts.common.errors import UserError
-from scripts.common.files import write_json, write_lines
-from scripts.common.outputs import lock
-from scripts.common.process import environment, python_module
-from scripts.pipeline.config import load_config
-from scripts.pipeline.pipeline import STAMP, Pipeline, Stage, digest_data, fingerprint
+from scripts.config import load_config
 from tests.scripts.stand_in import CONFIG, DATASET, ONE_SEED, Place
 
 LONGER = CONFIG.replace("max-update: 5", "max-update: 6")

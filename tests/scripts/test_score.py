@@ -3,8 +3,8 @@ import shutil
 
 import pytest
 
+from data_prep.common.errors import UserError
 from scripts import score
-from scripts.common.errors import UserError
 
 CONFIG = """
 dataset: debian_en_de

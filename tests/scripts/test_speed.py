@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from data_prep.common.errors import UserError
+from data_prep.common.files import write_json
 from scripts import speed
-from scripts.common.errors import UserError
-from scripts.common.files import write_json
 from scripts.fairseq_io import devices
 
 CONFIG = """

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from scripts.common.errors import UserError
-from scripts.common.process import python_module
-from scripts.pipeline.config import load_config
+from data_prep.common.errors import UserError
+from data_prep.common.process import python_module
+from scripts.config import load_config
 from scripts.table import main, paper_table
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text

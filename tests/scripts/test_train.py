@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import claim, lock
 from scripts import train
-from scripts.common.errors import UserError
-from scripts.common.outputs import claim, lock
 from scripts.fairseq_io import checkpoints, devices, precision
 from scripts.fairseq_io.inputs import user_dir
 
@@ -129,7 +129,7 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
 
 
 def test_two_trainings_never_share_a_folder(place, monkeypatch):
-    monkeypatch.setattr("scripts.common.outputs.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("data_prep.common.outputs.PATIENCE_SECONDS", 0.0)
     with lock(place.out):
         place.fail(r"another run is at work in .*checkpoints; wait until it has ended")
     assert not place.out.exists()

@@ -7,11 +7,11 @@ import json
 import pytest
 from fairseq.data import Dictionary
 
+from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset, Step
 from data_prep.lines import line_steps
 from data_prep.text import bpe, sentencepiece
 from scripts import translate
-from scripts.common.errors import UserError
 from scripts.fairseq_io.translator import Translator
 from scripts.pretrained import codes_file
 from scripts.scoring.detokenise import detokeniser

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from scripts import score, tune
+from scripts.config import Config, load_config, merge
 from scripts.fairseq_io.commands import evaluate_command, generation_settings
-from scripts.pipeline.config import Config, load_config, merge
 from scripts.reproduce.run import build_run
 from tests.scripts.test_average import save
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:

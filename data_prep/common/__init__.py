@@ -1,10 +1,24 @@
-"""Small helpers that every command of data_prep/ and scripts/ shares; they know nothing of the rest of the project."""
+"""Helpers and the stage runner, shared by the commands of data_prep/ and scripts/; they import nothing else of ours."""
 
+import os
 import sys
 from pathlib import Path
 from types import TracebackType
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def set_up_command() -> None:
+    """Prepare the process of ``python -m PACKAGE...``; called as the package is imported.
+
+    Does nothing where another program imports the package: its error messages and its environment are its own.
+    """
+    if sys.argv[0] != "-m":  # what it is while Python looks for the module that it was asked to run
+        return
+    sys.excepthook = say_in_words
+    # libgomp reads it when torch is loaded: idle threads sleep. Threads that spin make updates and searches 10 times
+    # slower where another job uses the cores, too. The programs that a command starts inherit the variable.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def say_in_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

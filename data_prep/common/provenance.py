@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from scripts.common import CHECKOUT
+from data_prep.common import CHECKOUT
 
 FAIRSEQ = ("ve-fairseq", "fairseq-fixed", "fairseq")  # the names it may be installed under
 PACKAGES = ("torch", *FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")

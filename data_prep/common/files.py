@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common.errors import UserError
-from scripts.common.outputs import atomic_file
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import atomic_file
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of what Git leaves in place of a large file, until Git LFS fetches it."""

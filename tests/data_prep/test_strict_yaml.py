@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from scripts.common.errors import UserError
-from scripts.common.strict_yaml import read_yaml
+from data_prep.common.errors import UserError
+from data_prep.common.strict_yaml import read_yaml
 
 
 def write(folder: Path, text: str) -> Path:

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common import CHECKOUT
-from scripts.common.errors import UserError
-from scripts.common.outputs import open_own
+from data_prep.common import CHECKOUT
+from data_prep.common.errors import UserError
+from data_prep.common.outputs import open_own
 
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 
 
 def require(file: Path | str, holds: object, key: str, value: object, expected: str) -> None:

@@ -34,10 +34,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.common.command import argument_parser
-from scripts.common.errors import UserError
-from scripts.common.schema import check_fields, require
-from scripts.common.strict_yaml import read_yaml
+from data_prep.common.command import argument_parser
+from data_prep.common.errors import UserError
+from data_prep.common.schema import check_fields, require
+from data_prep.common.strict_yaml import read_yaml
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")

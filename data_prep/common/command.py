@@ -5,8 +5,9 @@ import os
 import sys
 from collections.abc import Callable
 
-from scripts.common.errors import UserError
-from scripts.common.terminal import print_any_letter
+from data_prep.common import say_in_words
+from data_prep.common.errors import UserError
+from data_prep.common.terminal import print_any_letter
 
 
 def argument_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -47,5 +48,5 @@ def run_command(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what could not be printed is not tried again at the end
         sys.exit(f"error: {in_words(error)}")
     except KeyboardInterrupt as error:
-        sys.excepthook(type(error), error, None)
+        say_in_words(type(error), error, None)
         sys.exit(130)  # as shells have it

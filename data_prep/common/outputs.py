@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.common.errors import UserError
+from data_prep.common.errors import UserError
 
 LIST = ".lightconv"
 PATIENCE_SECONDS = 10.0  # a run that was just killed needs a moment until the programs it started have ended too

@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scripts.common.errors import UserError
-from scripts.common.files import digest, write_json
-from scripts.common.outputs import check_writable, remove
-from scripts.common.process import as_found
-from scripts.common.provenance import git_state
-from scripts.common.terminal import clock
+from data_prep.common.errors import UserError
+from data_prep.common.files import digest, write_json
+from data_prep.common.outputs import check_writable, remove
+from data_prep.common.process import as_found
+from data_prep.common.provenance import git_state
+from data_prep.common.terminal import clock
 
 STAMP = "stamp.json"
 

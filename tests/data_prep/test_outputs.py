@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import outputs
-from scripts.common.errors import UserError
-from scripts.common.files import read_lines, write_json, write_lines
-from scripts.common.outputs import LIST, atomic_folder, claim, lock, open_own, remove, work_folder
+from data_prep.common import outputs
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_lines, write_json, write_lines
+from data_prep.common.outputs import LIST, atomic_folder, claim, lock, open_own, remove, work_folder
 from tests.killed import killed_at
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import CHECKOUT, outputs, provenance
-from scripts.common.errors import UserError
-from scripts.common.files import count_lines, read_lines, write_lines
-from scripts.common.outputs import lock
-from scripts.common.process import ask_python, environment, python_module, run_logged
-from scripts.common.provenance import git_state
+from data_prep.common import CHECKOUT, outputs, provenance
+from data_prep.common.errors import UserError
+from data_prep.common.files import count_lines, read_lines, write_lines
+from data_prep.common.outputs import lock
+from data_prep.common.process import ask_python, python_module, run_logged
+from data_prep.common.provenance import git_state
 
 COMMAND = """\
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {checkout!r})
-from scripts.common.command import run_command
-from scripts.common.outputs import lock
-from scripts.common.process import run_logged
+from data_prep.common.command import run_command
+from data_prep.common.outputs import lock
+from data_prep.common.process import run_logged
 def main():
     {body}
 run_command(main)
@@ -78,11 +78,29 @@ def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, monkeyp
         pass
 
 
-@pytest.mark.parametrize(("given", "found"), [({}, b"PASSIVE\n"), ({"OMP_WAIT_POLICY": "active"}, b"active\n")])
-def test_idle_threads_sleep_unless_the_environment_says_otherwise(given, found):
-    code = "import scripts.common.errors, os; print(os.environ['OMP_WAIT_POLICY'])"
-    env = {name: value for name, value in environment().items() if name != "OMP_WAIT_POLICY"} | given
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=env).stdout == found
+SHOW = "import sys, os; print(sys.excepthook is sys.__excepthook__, os.environ.get('OMP_WAIT_POLICY'))"
+
+
+@pytest.mark.parametrize("package", ["data_prep", "scripts"])
+@pytest.mark.parametrize(
+    ("start", "variables", "shown"),
+    [
+        (["-m", "{package}.show"], {}, "False PASSIVE"),
+        (["-m", "{package}.show"], {"OMP_WAIT_POLICY": "active"}, "False active"),
+        (["-c", f"import {{package}}; {SHOW}"], {}, "True None"),
+    ],
+)
+def test_only_a_command_changes_its_process(package, start, variables, shown, tmp_path):
+    """A program that imports the package keeps its own error messages and environment."""
+    for name in ("data_prep", "scripts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text((CHECKOUT / name / "__init__.py").read_text())
+    (tmp_path / "data_prep" / "common").symlink_to(CHECKOUT / "data_prep" / "common")
+    (tmp_path / package / "show.py").write_text(SHOW)
+    env = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
+    command = [sys.executable, *(word.format(package=package) for word in start)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env | variables, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{shown}\n", "")
 
 
 def test_code_that_has_changed_is_told(monkeypatch, tmp_path):
