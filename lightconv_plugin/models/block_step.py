@@ -83,10 +83,9 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
     That is what they make states in, the first step of a search, for all of which it decides if the block ``can_step``;
     and weights of attention, several positions, and many rows in float32.
     """
-    entry: Any = incremental_state.get(block._owner)
+    entry = block.get_incremental_state(incremental_state)
     if entry is None:
-        entry = {"at_once": can_step(block, kinds, x[:1])}
-        incremental_state[block._owner] = entry
+        block.set_incremental_state(incremental_state, {"at_once": can_step(block, kinds, x[:1])})
         return None
     if not entry["at_once"] or need_weights or x.shape[0] != 1:
         return None
@@ -103,7 +102,7 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
         parameters_of(maps, norms),
         packed if bf16 else [],
         conv.get_incremental_state(incremental_state),
-        attention.get_incremental_state(incremental_state, "source"),
+        attention.get_incremental_state(incremental_state),
         heads=attention.num_heads,
         gated=mixer.glu,
         dynamic=isinstance(conv, DynamicConv),

@@ -26,9 +26,6 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         )
         self.dropout_module = Dropout(dropout, self)
 
-    def _get_full_incremental_state_key(self, key: str) -> str:
-        return f"{self._owner}.{key}"
-
     def forward(
         self,
         query: Tensor,
@@ -84,7 +81,7 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """The newest positions: (T, B, C), and the weights (H, B, T, S) if needed."""
-        source = self.get_incremental_state(incremental_state, "source")
+        source = self.get_incremental_state(incremental_state)
         positions, rows, channels = query.shape
         if source is None:
             sentence = torch.arange(key.shape[1], device=key.device)
@@ -112,13 +109,13 @@ class SourceAttention(OwnEntry, MultiheadAttention):
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": sentence,
         }
-        self.set_incremental_state(incremental_state, "source", kept)
+        self.set_incremental_state(incremental_state, kept)
         return kept
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
-        source = self.get_incremental_state(incremental_state, "source")
+        source = self.get_incremental_state(incremental_state)
         if source is not None:
             reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
-            self.set_incremental_state(incremental_state, "source", reordered)
+            self.set_incremental_state(incremental_state, reordered)
         return incremental_state

@@ -186,7 +186,7 @@ X, OFFSETS, DYNAMIC = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5]), {"weight": 
                     (X[:, 0], {"cu_seqlens": torch.tensor(wrong).long()}, "must rise from 0 to the 5 rows of x; got")
                     for wrong in ([0, 2], [1, 3, 6], [0, 4, 3, 5], [])
                 ),
-                (X, {"activation": "relu"}, "activation is 'relu'; expected None, 'silu' or 'swish'"),
+                (X, {"activation": "relu"}, "activation is 'relu'; expected one of: None, silu, swish"),
                 (X, {"bias": torch.zeros(5)}, r"bias is expected as \(6,\), .* on cpu; got \(5,\), torch.float32"),
                 (X, {"bias": torch.zeros(6).long()}, r"bias is expected as .* got \(6,\), torch.int64"),
                 (X, {"residual": X[:, :1]}, r"residual is expected as \(5, 2, 6\), .* got \(5, 1, 6\)"),
@@ -199,8 +199,8 @@ X, OFFSETS, DYNAMIC = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5]), {"weight": 
                 (X, {"weight": torch.zeros(0, 3)}, "0 heads do not divide the 6 channels"),
                 (X.long(), {}, "floating-point.*torch.int64"),
                 (X, {"weight": torch.zeros(2, 3).to(torch.float8_e5m2)}, "at least 16 bits, .*torch.float8_e5m2"),
-                (X, {"normalization": "max"}, "unknown kernel normal.*'max'"),
-                (X, {"backend": "fpga"}, "'fpga' is not available; expected"),
+                (X, {"normalization": "max"}, "normalization is 'max'; expected one of: none, softmax, "),
+                (X, {"backend": "fpga"}, "backend is 'fpga'; expected one of: auto, native, reference"),
             )
         ),
         ("dynamic_conv", X, {}, r"weight \(T, B, H, K\)"),
