@@ -261,7 +261,7 @@ def _convolve(
                 f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
                 f"got padding_l = {padding_l}"
             )
-        sentences = x.shape[0 if batch_first else 1] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        sentences: int | None = x.shape[0 if batch_first else 1] if cu_seqlens is None else _sentences(cu_seqlens)
         inputs = (sentences, width - 1) if batch_first else (width - 1, sentences)
         check_tensor(operator, "initial_state", initial_state, (*inputs, channels), (x.dtype,), x.device)
     native = choose_backend(operator, backend, x, weight) == "native"
@@ -384,6 +384,12 @@ def check_tensor(
             f"{operator}: {name} is expected as ({sizes}{',' if len(shape) == 1 else ''}), "
             f"{' or '.join(map(str, types))} on {device}; got {describe(tensor)}"
         )
+
+
+def _sentences(cu_seqlens: Tensor) -> int | None:
+    """Return the number of packed sentences, or ``ANY_SIZE``: a recorded program would keep a bound for two sizes that
+    were compared."""
+    return ANY_SIZE if autograd.recording() else cu_seqlens.shape[0] - 1
 
 
 def _check_offsets(operator: str, cu_seqlens: Tensor, rows: int) -> None:

@@ -176,7 +176,7 @@ def test_the_operator_refuses_what_does_not_fit(calls):
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
     inputs, source = (
         block.mixer.conv.get_incremental_state(state),
-        block.encoder_attn.get_incremental_state(state, "source"),
+        block.encoder_attn.get_incremental_state(state),
     )
     states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
     weights = block_step.parameters_of(*block_step.maps_and_norms(block))
