@@ -41,7 +41,7 @@ class Encoder(nn.Module):
         """Give the padding (B, S), then each layer's keys and values (B, S, C)."""
         out = self.encoder(tokens)
         (source,), (padding,) = out["encoder_out"], out["encoder_padding_mask"]
-        kept = [attention.read(source.transpose(0, 1), padding, None, {}) for attention in self.source]
+        kept = [attention.read(source, padding, None, {}) for attention in self.source]
         return [padding, *(each[name] for each in kept for name in ("keys", "values"))]
 
 
