@@ -24,6 +24,10 @@ assert 'torch' not in sys.modules  # units needs Python alone
 from lightconv_plugin import DynamicConv, LightweightConv, dynamic_conv, info, light_conv
 import torch
 assert 'torch._dynamo' not in sys.modules
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:  # made before the first call
+    DynamicConv(8, 3, heads=2, causal=True)(torch.randn(5, 2, 8))
+assert counter.get_total_flops() == 2 * 5 * 2 * 8 * (2 * 3 + 3)
 """
 
 
