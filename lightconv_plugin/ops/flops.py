@@ -74,7 +74,7 @@ def decoder_block(
     layers = [shape for shape in parameters if len(shape) == 2]
     if not dynamic:
         del layers[1]  # LightConv's own kernels
-    width, _, channels = ring
+    width, channels = ring[0], ring[2]
     return 2 * x[1] * (sum(map(prod, layers)) + channels * width) + attend(x, keys)
 
 

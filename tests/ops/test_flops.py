@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_operators(name):
     if name.startswith("bf16"):
         needs_bf16_units()
     operator = getattr(torch.ops.lightconv, name)
-    counts = [count(lambda a=a: operator(*a)).get_total_flops() for a in SAMPLES[name]()]
+    counts = [count(partial(operator, *arguments)).get_total_flops() for arguments in SAMPLES[name]()]
     assert counts == EXPECTED[name]
 
 
