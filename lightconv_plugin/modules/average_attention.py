@@ -62,7 +62,10 @@ class AverageAttention(StepByStep):
         return input_gate * x + forget_gate * g
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...
 
     def _mean(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         # sums in float32 at least: thousands of half-precision terms would lose the later ones

@@ -1,6 +1,6 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
-from typing import TYPE_CHECKING, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -91,51 +91,6 @@ class TimeConv(StepByStep):
         """
         raise NotImplementedError
 
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: IncrementalState | None = None,
-        query: Tensor | None = None,
-        *,
-        batch_first: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_state: Literal[False] = False,
-        bias: Tensor | None = None,
-        activation: Activation | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: IncrementalState | None = None,
-        query: Tensor | None = None,
-        *,
-        batch_first: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_state: Literal[True],
-        bias: Tensor | None = None,
-        activation: Activation | None = None,
-        residual: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        incremental_state: IncrementalState | None = None,
-        query: Tensor | None = None,
-        *,
-        batch_first: bool | None = None,
-        cu_seqlens: Tensor | None = None,
-        initial_state: Tensor | None = None,
-        return_state: bool,
-        bias: Tensor | None = None,
-        activation: Activation | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]: ...
     def forward(
         self,
         x: Tensor,
@@ -210,7 +165,53 @@ class TimeConv(StepByStep):
         )
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            incremental_state: IncrementalState | None = None,
+            query: Tensor | None = None,
+            *,
+            batch_first: bool | None = None,
+            cu_seqlens: Tensor | None = None,
+            initial_state: Tensor | None = None,
+            return_state: Literal[False] = False,
+            bias: Tensor | None = None,
+            activation: Activation | None = None,
+            residual: Tensor | None = None,
+        ) -> Tensor: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            incremental_state: IncrementalState | None = None,
+            query: Tensor | None = None,
+            *,
+            batch_first: bool | None = None,
+            cu_seqlens: Tensor | None = None,
+            initial_state: Tensor | None = None,
+            return_state: Literal[True],
+            bias: Tensor | None = None,
+            activation: Activation | None = None,
+            residual: Tensor | None = None,
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            incremental_state: IncrementalState | None = None,
+            query: Tensor | None = None,
+            *,
+            batch_first: bool | None = None,
+            cu_seqlens: Tensor | None = None,
+            initial_state: Tensor | None = None,
+            return_state: bool,
+            bias: Tensor | None = None,
+            activation: Activation | None = None,
+            residual: Tensor | None = None,
+        ) -> Tensor | tuple[Tensor, Tensor]: ...
+        def __call__(self, *arguments: Any, **options: Any) -> Any: ...
 
     def _step(
         self,

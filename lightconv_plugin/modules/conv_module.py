@@ -63,4 +63,7 @@ class ConvModule(nn.Module):
         return apply_linear(self.out_proj, mixed)
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...

@@ -39,7 +39,8 @@ class Dropout(nn.Module):
         return ops.dropout(x, p) if p > 0 else x
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Collection[str] | None = None, **_options: Any

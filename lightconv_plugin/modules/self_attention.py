@@ -71,7 +71,10 @@ class SelfAttention(InputWindow):
         return apply_linear(self.out_proj, attended)
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...
 
     def _visible(self, time: int, device: torch.device) -> Tensor:
         """Return (1, 1, T, T), true where position i (row) sees position j."""

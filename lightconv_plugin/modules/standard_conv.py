@@ -61,4 +61,7 @@ class StandardConv(InputWindow):
         return out[:0] if is_empty else out
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...
