@@ -22,25 +22,7 @@ DROPCONNECT_PER: tuple[str, ...] = get_args(DropconnectPer)
 class TimeConv(StepByStep):
     """The parts that both convolutions share: the kernel's geometry and the state of a decoder.
 
-    Args:
-        channels: C.
-        kernel_size: K.
-        heads: H, a divisor of C; the C / H channels of a head share a kernel.
-        causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
-        dropconnect: probability with which a normalised weight is dropped in training, and where fairseq's
-            ``--retain-dropout`` asks for it.
-        dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
-            "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
-            DynamicConv has a kernel for each position, so for it both are the same.
-        normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
-        batch_first: x, the query and results are (B, T, ...), and states of whole sequences (B, K - 1, C), as in
-            ``nn.LSTM``; a call's own ``batch_first`` takes precedence. An incremental state has one form for both.
-        backend: "auto", or the one backend that may run.
-
-    Raises:
-        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
-            a dropconnect outside [0, 1), or an unknown dropconnect_per, normalisation or backend.
-        TypeError: a number that is none, or not whole.
+    The arguments are those of ``LightweightConv``.
     """
 
     query_dim: int | None = None  # DynamicConv's
@@ -242,7 +224,25 @@ class TimeConv(StepByStep):
 class LightweightConv(TimeConv):
     """LightConv (section 3): one kernel a head, the same at every position; H * K parameters.
 
-    Its arguments and errors are those of ``TimeConv``.
+    Args:
+        channels: C.
+        kernel_size: K.
+        heads: H, a divisor of C; the C / H channels of a head share a kernel.
+        causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
+        dropconnect: probability with which a normalised weight is dropped in training, and where fairseq's
+            ``--retain-dropout`` asks for it.
+        dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
+            "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
+            DynamicConv has a kernel for each position, so for it both are the same.
+        normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
+        batch_first: x, the query and results are (B, T, ...), and states of whole sequences (B, K - 1, C), as in
+            ``nn.LSTM``; a call's own ``batch_first`` takes precedence. An incremental state has one form for both.
+        backend: "auto", or the one backend that may run.
+
+    Raises:
+        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
+            a dropconnect outside [0, 1), or an unknown dropconnect_per, normalisation or backend.
+        TypeError: a number that is none, or not whole.
     """
 
     def __init__(
@@ -296,14 +296,14 @@ class DynamicConv(TimeConv):
 
     Args:
         channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend: as for
-            ``TimeConv``.
+            ``LightweightConv``.
         query_dim: Q, the width of what the kernels are predicted from; None for x itself, C.
         query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
             predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
 
     Raises:
-        ValueError: as for ``TimeConv``, or query_heads that do not divide the heads and the query.
-        TypeError: as for ``TimeConv``.
+        ValueError: as for ``LightweightConv``, or query_heads that do not divide the heads and the query.
+        TypeError: as for ``LightweightConv``.
     """
 
     def __init__(

@@ -88,13 +88,13 @@ def light_conv(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
 
-    See ``reference.light_conv`` for the equation.
+    See ``ops.reference.light_conv`` for the equation.
 
     Args:
         x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
         weight: (H, K).
         padding_l: zeros before the first position, 0..K-1: K - 1 is causal, K // 2 looks to both sides.
-        normalization: normalisation of the kernels over K, a name in ``NORMALIZATIONS``.
+        normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
         dropconnect: probability with which a normalised weight is dropped; 0 outside training.
         batch_first: layout of x, the result and states; costs no copy.
         cu_seqlens: (N + 1,) int32 or int64 on x's device, for packed sentences: sentence n is rows cu_seqlens[n] to
@@ -107,8 +107,8 @@ def light_conv(
         return_state: also return the last K - 1 inputs, the next call's initial state.
         bias: (C,), added to the result.
         activation: "silu" or "swish", which are the same; after the bias.
-        residual: as x, added last; see ``reference.epilogue``.
-        backend: "auto", or the one backend that may run; see ``backend.choose_backend``.
+        residual: as x, added last; see ``ops.reference.epilogue``.
+        backend: "auto", or the one backend that may run; see ``ops.choose_backend``.
 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
@@ -202,8 +202,8 @@ def dynamic_conv(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
 
-    See ``reference.dynamic_conv`` for the equation, and ``light_conv`` for the arguments. Kernels are in the layout of
-    x: (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``. Errors are those of ``light_conv``.
+    See ``ops.reference.dynamic_conv`` for the equation, and ``light_conv`` for the arguments and errors. Kernels are in
+    the layout of x: (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
     """
     return _convolve(
         "dynamic_conv",

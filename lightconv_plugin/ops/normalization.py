@@ -49,7 +49,7 @@ def normalize_kernel(weight: Tensor, normalization: Normalization = "softmax") -
 
     Args:
         weight: (..., K), any floating type.
-        normalization: a name in ``NORMALIZATIONS``; Table 6 gives each one's BLEU.
+        normalization: a name in ``ops.NORMALIZATIONS``; Table 6 gives each one's BLEU.
 
     Returns:
         (..., K), float32 where weight is float16 or bfloat16, else of weight's own type.

@@ -1,14 +1,17 @@
 """The public surface as type checkers and ``help()`` show it."""
 
+import copy
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from torch import nn
 
-import lightconv_plugin
+import lightconv_plugin.modules
 from lightconv_plugin import ops
 from lightconv_plugin.modules import __all__ as modules
 from lightconv_plugin.ops.normalization import Normalization
@@ -39,13 +42,36 @@ CALLS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+def functions_of(call: Any) -> list[Any]:
+    """Return a function, or the constructor and the call of a module."""
+    return [call, call.forward] if hasattr(call, "forward") else [call]
+
+
+each_call = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+
+
+@each_call
 def test_help_shows_every_argument_with_its_type(call):
-    for function in [call, call.forward] if isinstance(call, type) else [call]:
+    for function in functions_of(call):
         for name, parameter in inspect.signature(function).parameters.items():
             assert parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL), f"{call}: {name}"
             assert name == "self" or parameter.annotation is not parameter.empty, f"{call}: {name}"
     assert inspect.getdoc(call)
+
+
+@each_call
+def test_docstrings_name_what_can_be_imported(call):
+    """From lightconv_plugin, its modules or ops, or torch.nn; or an argument, or an attribute of a convolution."""
+    places: dict[str, Any] = {"nn": nn, "copy": copy, "lightconv_plugin": lightconv_plugin}
+    for place in (lightconv_plugin, ops, lightconv_plugin.modules, lightconv_plugin.DynamicConv):
+        places |= {name: getattr(place, name) for name in dir(place)}
+    for function in functions_of(call):
+        places |= inspect.signature(function).parameters
+        for name in re.findall(r"``([A-Za-z_][\w.]*)(?:\([^`]*)?``", inspect.getdoc(function) or ""):
+            first, *rest = name.split(".")
+            value = places[first]
+            for part in rest:
+                value = getattr(value, part)
 
 
 def test_names_of_normalisations_are_one_list():
