@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize, grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightconv_plugin import ops
 from lightconv_plugin.ops import reference
@@ -142,6 +145,59 @@ def test_bias_activation_and_residual_of_one_call(name, backend, given, layout):
     want = want + fused["residual"] if "residual" in fused else want
     inputs = [x, weight, *(value for value in fused.values() if isinstance(value, Tensor))]
     compare(getattr(ops, name)(x, weight, **fused, **options), (want, state), *inputs)
+
+
+def shapes_alone(call: Any, *arguments: Tensor) -> Any:
+    with FakeTensorMode() as mode:
+        outs = call(*map(mode.from_tensor, arguments))
+    return tuple(torch.empty(out.shape, dtype=out.dtype) for out in outs)
+
+
+def recorded(tracing: Any) -> Any:
+    def run(call: Any, *arguments: Tensor) -> Any:
+        graph = make_fx(call, tracing_mode=tracing)(*arguments)
+        assert "lightconv" not in str(graph.graph)
+        return graph(*arguments)
+
+    return run
+
+
+def batched(call: Any, *arguments: Tensor) -> Any:
+    """Two texts at once, whose sentences end elsewhere; the second is the one asked for."""
+    x, weight, state, _ = arguments
+    others = x.flip(0), weight.flip(0), state.flip(0), torch.tensor([0, 5, 5, 9])
+    outs = vmap(call)(*(torch.stack(pair) for pair in zip(others, arguments, strict=True)))
+    return tuple(out[1] for out in outs)
+
+
+# what computes without the values of the offsets
+TOOLS = {
+    "FakeTensorMode": shapes_alone,
+    **{f"make_fx, {tracing}": recorded(tracing) for tracing in ("real", "fake", "symbolic")},
+    "vmap": batched,
+    "vmap of x": lambda call, x, *rest: tuple(out[1] for out in vmap(lambda x: call(x, *rest))(x.expand(2, -1, -1))),
+    "functionalize": lambda call, *arguments: functionalize(call)(*arguments),
+    "jvp": lambda call, x, *rest: jvp(lambda x: call(x, *rest), (x,), (x,))[0],
+    "grad": lambda call, x, *rest: grad(lambda x: (call(x, *rest)[0].sum(), call(x, *rest)), has_aux=True)(x)[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
+@pytest.mark.filterwarnings("ignore:torch.searchsorted.*non-contiguous")
+@operators
+@pytest.mark.parametrize("tool", TOOLS)
+def test_packed_sentences_where_offsets_have_no_values(name, tool):
+    tensors = draw(9, 4), kernels(name, 3, 9), draw(2, 3, 4)
+    arguments = *(tensor.detach() for tensor in tensors), torch.tensor([0, 2, 2, 9])
+
+    def call(x: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> Any:
+        options = {"cu_seqlens": offsets, "initial_state": state, "return_state": True}
+        return getattr(ops, name)(x, weight, padding_l=2, **options)
+
+    for got, expected in zip(TOOLS[tool](call, *arguments), call(*arguments), strict=True):
+        assert got.shape == expected.shape
+        if tool != "FakeTensorMode":
+            assert_close(got, expected)
 
 
 def test_a_wider_bias_leaves_the_type_of_x():
