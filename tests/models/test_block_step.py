@@ -131,6 +131,21 @@ def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
+def test_steps_of_no_positions_change_nothing(conv, calls):
+    block, source, steps = decoder_block(decoder_conv_type=conv), torch.randn(S, 2, 16), torch.randn(4, 2, 16)
+    state: dict = {}
+    outs = []
+    for x in steps.split(1):
+        outs.append(block(x, source, None, state)[0])
+        assert block(x[:0], source, None, state)[0].shape == (0, 2, 16)
+    begun: dict = {}
+    block(steps[:0], source, None, begun)
+    assert torch.equal(torch.cat(outs), walk(block, begun, steps.unbind(), source))
+    assert calls == [2] * 6
+
+
+@torch.no_grad()
 def test_many_rows_run_part_by_part_and_few_at_once(calls):
     block = decoder_block(decoder_conv_type="lightweight")
     few, many = [0] * ops.FEW_ROWS, [0] * (ops.FEW_ROWS + 1)
