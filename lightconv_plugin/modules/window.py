@@ -1,6 +1,7 @@
 """The past that a causal module keeps while a decoder takes one position at a time."""
 
 import codecs
+import copy
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -68,8 +69,8 @@ def check_call(module: object, channels: int, x: Any, padding_mask: Any, increme
         TypeError: the state is no dict.
     """
     name = type(module).__name__
-    if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[2] != channels:
-        raise ValueError(f"{name}: x is expected as (T, B, {channels}); got {describe(x)}")
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim != 3 or x.shape[2] != channels:
+        raise ValueError(f"{name}: x is expected as (T, B, {channels}), dense; got {describe(x)}")
     if padding_mask is not None and (
         not isinstance(padding_mask, Tensor)
         or padding_mask.dtype != torch.bool
@@ -107,8 +108,15 @@ class OwnEntry:
         super().__init__(*args, **options)
         self._state_key = StateKey()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OwnEntry":
+        """Return a module with a key of its own. A state that is copied along with the module goes on with the copy."""
+        copied = self.__new__(type(self))
+        memo |= {id(self): copied, id(self._state_key): StateKey()}
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give a copied or unpickled module a key of its own.
+        """Give an unpickled module, or a shallow copy, a key of its own.
 
         An unpickled module keeps the name, under which a state that was pickled with it, or apart, has its entry.
         """

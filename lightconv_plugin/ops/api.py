@@ -316,8 +316,8 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims
     """Check x (dims, C) and weight (H, K) or, dynamic, (dims, H, K): what every operator asks of its two tensors.
 
     Raises:
-        ValueError: no tensors, other shapes, integers, floats of 8 bits, two devices, or heads that do not divide the
-            channels.
+        ValueError: no dense tensors, other shapes, integers, floats of 8 bits, two devices, or heads that do not divide
+            the channels.
     """
     kernels, positions = f"({dims}, H, K)" if dynamic else "(H, K)", dims.count(",") + 1
     fits = (
@@ -325,14 +325,17 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims
         and isinstance(weight, Tensor)
         and x.ndim == positions + 1
         and weight.ndim == (positions + 2 if dynamic else 2)
+        and x.layout is weight.layout is torch.strided
         and x.dtype in FLOATS
         and weight.dtype in FLOATS
         and x.device == weight.device
     )
     if not fits:
+        is_nested = isinstance(x, Tensor) and x.layout is torch.jagged
+        hint = ". A nested tensor has packed sentences: x.values(), with cu_seqlens=x.offsets()" if is_nested else ""
         raise ValueError(
-            f"{operator}: expected x ({dims}, C) and weight {kernels}, floating-point of at least 16 bits, on one "
-            f"device; got x {describe(x)}, and weight {describe(weight)}"
+            f"{operator}: expected x ({dims}, C) and weight {kernels}, dense, floating-point of at least 16 bits, on "
+            f"one device; got x {describe(x)}, and weight {describe(weight)}{hint}"
         )
     if dynamic and weight.shape[:-2] != x.shape[:-1]:
         raise ValueError(

@@ -34,11 +34,12 @@ RUNS = "lightconv_plugin: %s runs on the %s backend"
 # scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
 COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
 
-# reasons for which nobody is warned: the definition is meant for such calls
+# reasons for which nobody is warned: the reference implementation is meant for such calls
 TRANSFORMED = "it has no rule for torch.func, and no forward-mode derivatives"
 RECORDED = "a program is recorded (export, trace), which needs no library where it is loaded"
 NO_KERNEL = "it has no kernel of this operator for such a device"
-BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL)
+WRAPPED = "a tensor is of a class that runs operators itself (distributed, quantised)"
+BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL, WRAPPED)
 REPLACED = "PyTorch's own kernels serve as well"
 
 _announced: set[tuple[str, ...]] = set()  # what has been logged
@@ -141,6 +142,8 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
         return TRANSFORMED
     if autograd.recording():
         return RECORDED
+    if _is_wrapped(x) or any(map(_is_wrapped, others)):
+        return WRAPPED
     device, dtype = x.device, x.dtype
     refused = _reason_of_kind(operator, device.type, dtype)
     if refused is not None:
@@ -163,6 +166,11 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
         if about.widest is not None and device.type == "cuda" and t.shape[-1] > about.widest:
             return f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}"
     return None
+
+
+def _is_wrapped(x: Tensor | None) -> bool:
+    """Return True for a tensor whose class keeps tensors in it and runs operators on those, such as DTensor."""
+    return type(x) is not Tensor and hasattr(x, "__tensor_flatten__")
 
 
 def _worth_it(replaces: str, x: Tensor) -> bool:

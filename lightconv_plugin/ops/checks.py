@@ -4,13 +4,15 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import SymInt, Tensor
 
 
 def describe(value: Any) -> str:
-    """Return a tensor's shape, type and device, or the class of anything else, for a message."""
+    """Return a tensor's shape, type, device and layout, or the class of anything else, for a message."""
     if isinstance(value, Tensor):
-        return f"{tuple(value.shape)}, {value.dtype} on {value.device}"
+        layout = "" if value.layout is torch.strided else f", {value.layout}"
+        return f"{tuple(value.shape)}, {value.dtype} on {value.device}{layout}"
     return f"an object of class {type(value).__name__}"
 
 

@@ -117,6 +117,11 @@ def after_a_prompt(module: Any, x: torch.Tensor) -> Any:
     return module(x, incremental_state=state)
 
 
+def nested() -> torch.Tensor:
+    """Two sentences as PyTorch's ragged batch."""
+    return torch.nested.nested_tensor([torch.zeros(3, 6), torch.zeros(5, 6)], layout=torch.jagged)
+
+
 WHOLE_SEQUENCES = "cu_seqlens, initial_state and return_state are for whole sequences"
 NUMBER, WIDTH = "expected a whole number", "from a query of width 12, which is given as query=... if it is not x; got"
 # arguments where they are given: of constructors
@@ -176,13 +181,14 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: dynamic(query_dim=12, query_heads=2).kernels(X), WIDTH + r" \(5, 2, 6\)"),
     (lambda: dynamic()(X, query=X[:4]), r"query is expected as \(5, 2, 6\), in the layout of x; got \(4, 2, 6\)"),
     (lambda: dynamic()(X, query=[1.0]), "query is expected as .* got an object of class list"),
+    (lambda: dynamic()(nested(), batch_first=True), "torch.jagged.* A nested tensor has packed sentences: x.values"),
     (lambda: after_a_prompt(light(), X[:1]), "native backend began this state and cannot .* records no gradients"),
     (lambda: after_a_prompt(light().requires_grad_(False), X[:1, :1]), "is of 2 hypotheses.* Re-order the state"),
 ]
 for number, kind in enumerate(type(module).__name__ for module in mixers()):
     for arguments, options, message in (
-        ((X[..., :4],), {}, rf"{kind}: x is expected as \(T, B, 6\); got \(5, 2, 4\)"),
-        ((X[0],), {}, rf"{kind}: x is expected as \(T, B, 6\); got \(2, 6\)"),
+        ((X[..., :4],), {}, rf"{kind}: x is expected as \(T, B, 6\), dense; got \(5, 2, 4\)"),
+        ((X[0],), {}, rf"{kind}: x is expected as \(T, B, 6\), dense; got \(2, 6\)"),
         ((X, {}), {}, rf"{kind}: padding_mask is expected as \(B, T\) = \(2, 5\), .* got an object of class dict"),
         ((X, MASK.t()), {}, r"expected as \(B, T\) = \(2, 5\), .* got \(5, 2\), torch.bool"),
         ((X, MASK.float()), {}, r"torch.bool, true at padding; got \(2, 5\), torch.float32"),

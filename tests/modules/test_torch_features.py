@@ -17,10 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.export import Dim
 from torch.func import functional_call, vmap
 from torch.multiprocessing import start_processes
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import (
@@ -105,10 +109,23 @@ def copied(name: str) -> None:
 # ways to a second module that has the weights of the first
 TWINS: dict[str, Callable[[nn.Module], Any]] = {
     "deepcopy": copy.deepcopy,
+    "deepcopy, parametrised": lambda module: copy.deepcopy(parametrised(module)),  # by a class that PyTorch makes
     "copy": copy.copy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
     "torch.load": lambda module: saved(module, weights_only=False),
 }
+
+
+class Same(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+
+def parametrised(module: nn.Module) -> nn.Module:
+    for part in list(module.modules()):
+        if isinstance(getattr(part, "weight", None), nn.Parameter):
+            parametrize.register_parametrization(part, "weight", Same())
+    return module
 
 
 def saved(value: Any, *, weights_only: bool) -> Any:
@@ -140,6 +157,7 @@ CARRIED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "apart, as to another process": lambda *both: tuple(pickle.loads(pickle.dumps(each)) for each in both),
     "the state alone, without code": lambda module, state: (module, saved(state, weights_only=True)),
     "a copy of the state": lambda module, state: (module, copy.deepcopy(state)),
+    "a copy of both": lambda module, state: copy.deepcopy((module, state)),
 }
 
 
@@ -160,6 +178,60 @@ def test_a_state_goes_on_with_its_module(kind, way):
         assert_close(third(x[:4], incremental_state=carried), module(x)[:4])
 
 
+def selective_checkpoint(name: str) -> None:
+    """A policy of activation checkpointing knows the operators: their results are kept, and all else computed again."""
+    operators = [torch.ops.lightconv.light_conv.default, torch.ops.lightconv.dynamic_conv.default]
+    met = []
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        if operator in operators:
+            met.append(context.is_recompute)
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    module, x = build(name, 0.0), draw()
+
+    def call(x: Tensor) -> Tensor:
+        return checkpoint(module, x, use_reentrant=False, context_fn=contexts)
+
+    torch.manual_seed(1)
+    got = torch.autograd.grad(call(x).square().sum(), list(module.parameters()))
+    assert_same(dict(zip(dict(module.named_parameters()), got, strict=True)), gradients(module, x))
+    assert met == [False]
+
+
+def gradients_in_any_layout(name: str) -> None:
+    """Of a part of a wider tensor, batch first, or one number for all, as ``cat``, ``transpose`` and ``sum`` give."""
+    module, x = build(name, 0.0), draw().requires_grad_()
+    wide, turned = torch.randn(T, B, 2 * C), torch.randn(B, T, C)
+    for gradient in (wide[..., ::2], wide[..., :C], turned.transpose(0, 1), torch.randn(1).expand(T, B, C)):
+        results = [
+            torch.autograd.grad(module(x), [x, *module.parameters()], g) for g in (gradient, gradient.contiguous())
+        ]
+        for got, expected in zip(*results, strict=True):
+            assert_close(got, expected)
+
+
+def inference_mode(name: str) -> None:
+    """A prompt in it and steps after it, and the other way round; the state is changed in place."""
+    module, x = build(name).eval(), draw()
+    for first, then in ((torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)):
+        state: dict = {}
+        with first():
+            prompt = module(x[:3], incremental_state=state)
+        with then():
+            assert_close(torch.cat([prompt, module(x[3:], incremental_state=state)]), module(x))
+
+
+def averaged_model(name: str) -> None:
+    """torch.optim.swa_utils: a copy whose weights follow."""
+    module = build(name, 0.0)
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    averaged.update_parameters(module)
+    assert torch.equal(averaged(draw()), module(draw()))
+
+
 def meta(name: str) -> None:
     """Made and called without data."""
     with torch.device("meta"):
@@ -169,6 +241,7 @@ def meta(name: str) -> None:
 def _shard(rank: int, folder: str) -> None:
     """One of two processes: gradients for its half of the batch, averaged by FSDP2, and gathered."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
     for name in MODULES:
         module, half = build(name, 0.0), draw()[:, 2 * rank : 2 * rank + 2]
         fully_shard(module)
@@ -176,24 +249,33 @@ def _shard(rank: int, folder: str) -> None:
         whole = {key: p.grad.full_tensor() for key, p in module.named_parameters()}  # type: ignore[union-attr]
         if rank == 0:
             torch.save(whole, f"{folder}/{name}.pt")
+        # the same with the batch as one tensor that is spread over the processes
+        module = distribute_module(build(name, 0.0), mesh)
+        out = module(distribute_tensor(draw(), mesh, [Shard(1)])).full_tensor()
+        if rank == 0:
+            torch.save(out.detach(), f"{folder}/{name} spread.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("feature", [ensemble, copied, meta])
+@pytest.mark.parametrize(
+    "feature",
+    [ensemble, copied, selective_checkpoint, gradients_in_any_layout, inference_mode, averaged_model, meta],
+)
 def test_feature(feature, name):
     feature(name)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
-def test_fsdp2_of_two_processes(tmp_path):
-    """fully_shard: the gradients of one process that has the whole batch."""
+def test_fsdp2_and_distributed_tensors_of_two_processes(tmp_path):
+    """The gradients, and the results, of one process that has the whole batch."""
     start_processes(_shard, (str(tmp_path),), nprocs=2, start_method="fork")
     for name in MODULES:
         module = build(name, 0.0)
         got = torch.load(tmp_path / f"{name}.pt")
         assert_same({key: 2 * mean for key, mean in got.items()}, gradients(module, draw()))
+        assert_close(torch.load(tmp_path / f"{name} spread.pt"), module(draw()).detach())
 
 
 # ---- What records a program: it holds plain operators of torch, and takes every length ----
