@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from data_prep.text.languages import is_published
+from data_prep.text.languages import UNSPACED, is_published
 
 _TABLE = Path(__file__).with_name("unicode_14.txt")
 
@@ -13,8 +13,10 @@ SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Perl's ``\\s``, for use between the brackets of a regular expression; Python's has U+001C to U+001F as well."""
 SPACES = re.compile(f"[{SPACE}]+")
 
-ASCII, UNICODE = 0x7F, 0x10FFFF
+ASCII, BMP, UNICODE = 0x7F, 0xFFFF, 0x10FFFF
 """The last code points of each."""
+ABOVE_BMP = "\U00010000-\U0010ffff"
+"""In place of ranges above ``BMP``, which regular expressions try one by one: for a quick look."""
 
 
 @cache
@@ -39,6 +41,17 @@ class Classes:
         self.lowercase_letter = found["Lowercase_Letter"]  # ``\p{Ll}``
         self.lower = self.lowercase_letter + found["Other_Lowercase"]  # ``\p{IsLower}``
         self.mark = found["Mark"]  # ``\p{M}``
+
+
+def unspaced_letters(letters_a_word: int | None = None, *, last: int = UNICODE) -> str:
+    """Letters and marks of scripts without spaces between words, for use between the brackets of a regular expression.
+
+    Args:
+        letters_a_word: of the scripts that have so many in ``UNSPACED``; None: of all.
+        last: the last code point.
+    """
+    scripts = (script for script, letters in UNSPACED.items() if letters_a_word in (None, letters))
+    return "".join(properties(last)[f"Letters_of_{script}"] for script in scripts)
 
 
 JOINERS = "\u200c\u200d"
@@ -78,5 +91,4 @@ def _other() -> re.Pattern[str]:
 @cache
 def _suspect() -> re.Pattern[str]:
     """Return what may be of _other: quick to look for."""
-    # regular expressions try ranges above 16 bits one by one
-    return re.compile(f"[{properties(0xFFFF)['Other']}\U00010000-\U0010ffff]")
+    return re.compile(f"[{properties(BMP)['Other']}{ABOVE_BMP}]")

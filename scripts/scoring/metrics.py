@@ -24,10 +24,10 @@ from scripts.scoring.selection import goodness
 _FACTS = ("precisions", "bp", "sys_len", "ref_len", "precision", "recall")
 
 _TOKENISERS = {
+    **dict.fromkeys(UNSPACED, "char"),
     **dict.fromkeys(CHINESE, "zh"),
     **dict.fromkeys(JAPANESE, "ja-mecab"),
     **dict.fromkeys(KOREAN, "ko-mecab"),
-    **dict.fromkeys(UNSPACED, "char"),
 }
 
 _COMPOUND = re.compile(rb"([^ \t\n\r\f\v])-([^ \t\n\r\f\v])")
@@ -66,7 +66,7 @@ def split_compounds(lines: Sequence[str]) -> list[str]:
 
 
 def tokeniser(language: str) -> str:
-    """The name of sacreBLEU's tokeniser for a language; characters where words are not parted and it has none."""
+    """Return sacreBLEU's tokeniser for a language: characters in a script without spaces that it has none for."""
     return next((_TOKENISERS[script] for script in scripts_of(language) if script in _TOKENISERS), "13a")
 
 
