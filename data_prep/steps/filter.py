@@ -8,11 +8,12 @@ from itertools import count
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import open_own
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.corpus import Context, Log, WholeStep, columns_of
+from data_prep.steps.corpus import Block, Context, Log, WholeStep, columns_of
 from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 
 RAW = "raw"
+_COMPARED = 20_000  # lines that are compared at a time
 RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
 
 
@@ -125,3 +126,46 @@ def save_raw(context: Context, step: Step) -> Log:
         lines = context.text.lines[split]
         log.append({"step": step.name, "split": split, "in": lines, "out": lines})
     return log
+
+
+def held_out_in_train(context: Context) -> dict[str, dict[str, int]]:
+    """Count the lines of valid and test that stand in train, too, whatever their case and spaces; empty lines do not
+    count.
+
+    Returns:
+        for each of these splits that has such lines, their number by language; and that of whole ``pairs``, if there
+        are two languages.
+    """
+    if "train" not in context.text.lines:
+        return {}
+    splits = [split for split in SPLITS[1:] if split in context.text.lines]
+    held_out = {split: [row for block in context.blocks(split, split) for row in _row_keys(block)] for split in splits}
+    sought = {key for rows in held_out.values() for row in rows for key in row if key}
+    found: set[bytes] = set()
+    if sought:
+        what = "comparing with valid and test"
+        blocks = context.blocks("train", what, lines=_COMPARED)
+        for keys in context.pool.map(partial(_keys_among, sought=sought), blocks, what=what):
+            found |= keys
+    names = [*context.languages, "pairs"] if len(context.languages) > 1 else context.languages
+    counts = {
+        split: {name: sum(row[place] in found for row in rows) for place, name in enumerate(names)}
+        for split, rows in held_out.items()
+    }
+    return {split: numbers for split, numbers in counts.items() if any(numbers.values())}
+
+
+def _row_keys(block: Block) -> list[list[bytes]]:
+    """The keys of each row: one of its line in each language, and one of all together; of an empty line, nothing."""
+    columns = [[normalise_space(line.decode()).lower() for line in column] for column in columns_of(block)]
+    return [
+        [
+            *(_key(f"{side}\n{line}".encode()) if line else b"" for side, line in enumerate(row)),
+            _key("\n".join(["", *row]).encode()) if all(row) else b"",
+        ]
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _keys_among(block: Block, *, sought: set[bytes]) -> set[bytes]:
+    return sought.intersection(key for row in _row_keys(block) for key in row)

@@ -50,8 +50,8 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
     """Write the lines of all pieces.
 
     Raises:
-        UserError: an archive is damaged or lacks a member; a member has bytes that are not UTF-8, or is in a script that
-            the code of its language does not say; or the sides of a source have unequal numbers of lines.
+        UserError: an archive is damaged or lacks a member; a member has bytes that are not UTF-8, or is in a script
+            that the code of its language does not say; or the sides of a source have unequal numbers of lines.
     """
     by_archive: dict[Path, dict[str, Piece]] = defaultdict(dict)
     for piece in pieces:

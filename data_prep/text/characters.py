@@ -60,8 +60,10 @@ _JOINED = re.compile(f"([{JOINERS}])")
 
 
 def non_printing_remover(*, language: str) -> Callable[[str], str]:
-    """``remove-non-printing-char.perl``; but ``JOINERS`` stay in languages without published figures."""
-    return remove_non_printing if is_published(language) else _keep_joiners
+    """``remove-non-printing-char.perl``; in languages without published figures ``JOINERS`` stay, and zero width spaces
+    of scripts without spaces between words go.
+    """
+    return remove_non_printing if is_published(language) else _remove_others
 
 
 def remove_non_printing(line: str) -> str:
@@ -74,13 +76,29 @@ def remove_non_printing(line: str) -> str:
     return _other().sub(" ", line)
 
 
-def _keep_joiners(line: str) -> str:
-    return "".join(part if part in JOINERS else remove_non_printing(part) for part in _JOINED.split(line))
+def _remove_others(line: str) -> str:
+    parts = _JOINED.split(drop_zero_width(line))
+    return "".join(part if part in JOINERS else remove_non_printing(part) for part in parts)
+
+
+ZERO_WIDTH = re.compile("[\u200b\ufeff]+")
+"""Zero width spaces; byte order marks within text are such."""
+
+
+def drop_zero_width(line: str) -> str:
+    """Drop zero width spaces beside letters of scripts without spaces between words."""
+    return _unspaced_zero_width().sub("", line) if ZERO_WIDTH.search(line) else line
 
 
 def lowercase(line: str) -> str:
     """Lower case as in ``lowercase.perl``: Python's, but a sigma that ends a word has the form of any other."""
     return line.replace("Σ", "σ").lower() if "Σ" in line else line.lower()
+
+
+@cache
+def _unspaced_zero_width() -> re.Pattern[str]:
+    letter = f"[{unspaced_letters()}]"
+    return re.compile(f"(?<={letter}){ZERO_WIDTH.pattern}|{ZERO_WIDTH.pattern}(?={letter})")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Clean spaces and apostrophes, cut long lines, and drop pairs that teach nothing: empty, long or uneven ones."""
+"""Clean text and its spaces, count words, cut long lines, and drop pairs that teach nothing: empty, long or uneven."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from data_prep.common.errors import UserError
-from data_prep.text.characters import ABOVE_BMP, BMP, properties, unspaced_letters
+from data_prep.text.characters import ABOVE_BMP, BMP, ZERO_WIDTH, drop_zero_width, properties, unspaced_letters
 from data_prep.text.languages import UNSPACED
 
 _WIDE_MARKS = "\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
@@ -41,6 +41,22 @@ def count_words(line: str) -> int:
     if words:
         line = unspaced.signs.sub(" ", line)
     return len(line.split()) + math.ceil(words)
+
+
+CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters but the tab; line and paragraph separators. Joiners, marks of direction and soft hyphens are none
+of these: scripts and emoji are written with them."""
+
+
+def clean_text(line: str) -> str:
+    """Text as people see it, without characters that would break its lines or join its words unseen.
+
+    Control characters become spaces, and so do zero width spaces; but these go beside letters of scripts without spaces
+    between words, where they mark the ends of words and nobody sees a space (Khmer, Thai, Burmese).
+    """
+    if line.isprintable():
+        return line
+    return CONTROL.sub(" ", ZERO_WIDTH.sub(" ", drop_zero_width(line)))
 
 
 def normalise_space(line: str) -> str:

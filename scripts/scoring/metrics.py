@@ -13,6 +13,7 @@ from sacrebleu.metrics.ter import TER
 
 from data_prep.common.errors import UserError
 from data_prep.dataset import load_dataset
+from data_prep.text.characters import lowercase as to_lower
 from data_prep.text.languages import CHINESE, JAPANESE, KOREAN, UNSPACED, scripts_of
 from scripts.config import Config
 from scripts.scoring.detokenise import detokeniser, escapes
@@ -77,11 +78,13 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
         score: the section.
         language: of the hypotheses; Chinese, Japanese and Korean have tokenisers of their own, and so has ROUGE of all
             but English.
-        lowercase: the hypotheses are lower-cased and the untouched references are not.
+        lowercase: the hypotheses are of text that the step ``lowercase`` made, and the untouched references are not.
+            Both sides go through the step then: Python's lower case, which sacreBLEU's metrics apply themselves, has
+            two forms of a Greek sigma, by the letters and spaces around it.
     """
 
     def text(side: Side) -> Sequence[str] | None:
-        return side.text
+        return [*map(to_lower, side.text)] if lowercase and side.text is not None else side.text
 
     if score.get("metric") == "rouge":
         return {key: Measure(Rouge(key, language), text) for key in KEYS["rouge"]}
