@@ -68,7 +68,7 @@ class SuppliedText:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = 0  # lines read so far
-        self.changes: Counter[str] = Counter()  # lines, by what was changed in them; 0 of what was not
+        self.changes: Counter[str] = Counter()  # lines, by what was changed in them
 
     def __iter__(self) -> Iterator[bytes]:
         """The lines without their ends, in UTF-8."""
@@ -111,7 +111,10 @@ class SuppliedText:
                 f"out (iconv -c -f UTF-8 -t UTF-8 {name} > NEW)"
             ) from error
         seen = drop_zero_width(text)
-        self.changes["lines with zero width spaces in a script without spaces, dropped"] += seen != text
-        self.changes["lines with zero width spaces, now spaces"] += ZERO_WIDTH.search(seen) is not None
-        self.changes["lines with control characters, now spaces"] += CONTROL.search(text) is not None
+        changes = {
+            "lines with zero width spaces in a script without spaces, dropped": seen != text,
+            "lines with zero width spaces, now spaces": ZERO_WIDTH.search(seen),
+            "lines with control characters, now spaces": CONTROL.search(text),
+        }
+        self.changes.update(name for name, applies in changes.items() if applies)
         return clean_text(text).encode()

@@ -28,7 +28,7 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
         if len({text.lines for text in texts}) != 1:
             counts = " but ".join(f"{text.path} has {text.lines:,} lines" for text in texts)
             raise UserError(f"{counts}; line n of one must translate line n of the other: mend the files")
-        changed |= {f"{split}: {text.path.name}": dict(+text.changes) for text in texts if +text.changes}
+        changed |= {f"{split}: {text.path.name}": dict(text.changes) for text in texts if text.changes}
     for name, found in changed.items():
         print(f"{name}: {', '.join(f'{what}: {times:,}' for what, times in found.items())}", flush=True)
     return {"changed in your text": changed} if changed else {}
