@@ -17,9 +17,16 @@ from data_prep.text.clean import normalise_space
 
 LONGEST = 4192
 """Bytes of the longest line that SentencePiece learns from, which is its own default."""
-_RESERVED = re.compile("[\u2047\u2585]")  # its signs for unknown text
-# at most LONGEST bytes: to the last space among them or to the end; where there is none, to the end of a character
-_PIECE = re.compile(rb"[^ ](?:.{0,%d}(?= |\Z)|.{0,%d}(?![\x80-\xbf]))" % (LONGEST - 1, LONGEST - 1), re.DOTALL)
+_UNKNOWN = "\u2585"  # its sign for a letter that it does not know
+
+
+def _piece(longest: int) -> re.Pattern[bytes]:
+    """As many bytes as allowed that end at a space or the line's end; if there is none, at the end of a character."""
+    most = longest - 1
+    return re.compile(rb"[^ ](?:.{0,%d}(?= |\Z)|.{0,%d}(?![\x80-\xbf]))" % (most, most), re.DOTALL)
+
+
+_PIECE = _piece(LONGEST)
 
 
 class TooManyUnits(UserError):
@@ -61,12 +68,12 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
 def pieces_to_learn_from(line: str) -> Iterator[str]:
     """Yield a line, with one plain space between words, in pieces that the trainer of SentencePiece takes.
 
-    It passes over longer lines than ``LONGEST``, and over lines with a character of ``_RESERVED``. It cuts lines at
-    spaces itself, so one that is cut there teaches it the same. A run without a space that is longer than ``LONGEST``
+    It passes over longer lines than ``LONGEST``, and over lines with its sign ``_UNKNOWN``. It cuts lines at spaces
+    itself, so one that is cut there teaches it the same. A run without a space that is longer than ``LONGEST``
     is cut anywhere: one letter in a thousand then seems to begin a word. Without the cut, rounding of the sum over all
     its segmentations would spoil the counts, and of 300,000 letters the sum is no number.
     """
-    for part in _RESERVED.split(line):
+    for part in line.split(_UNKNOWN):
         yield from map(bytes.decode, _PIECE.findall(part.encode()))
 
 
