@@ -21,7 +21,6 @@ from data_prep.lines import line_steps
 from data_prep.prepare import prepare
 from data_prep.steps.plan import plan
 from data_prep.text import sentencepiece
-from data_prep.text.clean import count_words
 from scripts import own_text
 from scripts.config import Config, flags, load_config
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
@@ -134,11 +133,6 @@ def test_words_that_are_others_to_yaml(checkout, call):
     dataset = load_dataset(str(path))
     plan(dataset, checkout)
     assert (dataset.languages, config_of(path).dataset) == (("no", "en"), "2024")
-
-
-def test_words_are_counted_where_there_are_no_spaces():
-    counted = {"a b  c": 3, "Wörter, wie sie sind": 4, "函数库包含游戏": 4, "提供 GNOME 的开发文件。": 5, "โปรแกรม": 2}
-    assert {text: count_words(text) for text in counted} == counted
 
 
 @pytest.mark.parametrize(("longer", "most"), [(5, 150), (4, 100)])
