@@ -33,12 +33,14 @@ from scripts.scoring.metrics import measures
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 WORDS = {
     "zh": ("函数库", "游戏", "编辑器", "服务器", "字体", "查看器", "编译器", "驱动程序"),
+    "bo": ("དཔེ་མཛོད་", "རྩེད་མོ་", "རྩོམ་སྒྲིག་", "ཞབས་ཞུ་", "ཡིག་གཟུགས་", "ལྟ་བྱེད་", "སྒྲིག་བྱེད་", "ཁ་ལོ་བ་"),
+    "ja": ("ﾗｲﾌﾞﾗﾘ", "ｹﾞｰﾑ", "ｴﾃﾞｨﾀ", "ｻｰﾊﾞ", "ﾌｫﾝﾄ", "ﾋﾞｭｰｱ", "ｺﾝﾊﾟｲﾗ", "ﾄﾞﾗｲﾊﾞ"),
     "de": ("Bibliothek ", "Spiel ", "Editor ", "Server ", "Schrift ", "Betrachter ", "Compiler ", "Treiber "),
 }
 
 
 def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
-    """Pairs of English and another language; Chinese puts no spaces between words."""
+    """Pairs of English and another language, of which German alone puts spaces between words."""
     draw = random.Random(1)
     files = folder / f"a.{language}", folder / "my text's.en"
     lines: tuple[list[str], list[str]] = [], []
@@ -88,6 +90,26 @@ def prepared(dataset: Path, checkout: Path) -> list[dict[str, Any]]:
     download(load_dataset(str(dataset)), raw=None, out=checkout / "raw")
     prepare(load_dataset(str(dataset)), raw=checkout / "raw", out=checkout / "out", workers=1)
     return read_json(checkout / "out" / "counts.json")["steps"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "my.de",
+        "😀 my text.de",
+        "it's.de",
+        'a"b\\c.de',
+        "- {a: b} #c.de",
+        "\u2028\x85\x7f\x1b\t\xa0.de",
+        "日本語.de",
+        "no",
+    ],
+)
+def test_any_path_is_read_back_from_the_dataset_s_file(name, checkout, call):
+    src, tgt = corpus(checkout, "de", 20)
+    (checkout / "😀").mkdir()
+    src = src.rename(checkout / "😀" / name)
+    assert load_dataset(str(call(src, tgt, "de"))).text == {"train.de": str(src), "train.en": str(tgt)}
 
 
 @pytest.mark.parametrize("language", WORDS)
