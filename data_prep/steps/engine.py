@@ -92,13 +92,13 @@ class Engine:
         return text
 
     def _held_out_in_train(self, text: Text) -> dict[str, Any]:
-        """Report, in words too, how many lines of valid and test stand in train: their scores are too good."""
+        """Count the lines of valid and test that stand in train, for the report, and print the counts."""
         with ExitStack() as stack:
             languages = self.dataset.languages
             counts = held_out_in_train(Context(text, self._work, "", languages, self._pool, stack))
         for split, numbers in counts.items():
-            said = ", ".join(f"{count:,} ({name})" for name, count in numbers.items())
-            self._pool.say(f"note: of the {text.lines[split]:,} lines of {split}, so many stand in train, too: {said}")
+            said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+            self._pool.say(f"note: {split} has {text.lines[split]:,} lines; of these stand in train, too: {said}")
         return {"lines that stand in train, too": counts} if counts else {}
 
     def _check(self, steps: set[str]) -> None:

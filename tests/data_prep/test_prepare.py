@@ -109,8 +109,8 @@ def test_lines_held_out_that_stand_in_train_are_counted_and_said(tmp_path: Path,
     assert rows_of(out, sides=sides) == {split: [row[:sides] for row in part] for split, part in rows.items()}
     counts = {"en": 3, "de": 3, "pairs": 2} if sides == 2 else {"en": 3}
     assert counts_of(out)["source"] == {"lines that stand in train, too": {"valid": counts}}
-    said = "3 (en), 3 (de), 2 (pairs)" if sides == 2 else "3 (en)"
-    assert f"note: of the 5 lines of valid, so many stand in train, too: {said}\n" in capsys.readouterr().out
+    said = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
+    assert f"note: valid has 5 lines; of these stand in train, too: {said}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sides", [1, 2])
