@@ -97,11 +97,11 @@ def clean_text(text: str) -> str:
     between words. (A test compares the two: data_prep is not installed with the plugin.)
     """
 
-    def visible(found: re.Match[str]) -> str:
-        beside = (found.string[found.start() - 1 : found.start()], found.string[found.end() : found.end() + 1])
-        return "" if any(map(_is_unspaced_letter, beside)) else " "
+    def space_or_nothing(run: re.Match[str]) -> str:
+        neighbours = (text[run.start() - 1 : run.start()], text[run.end() : run.end() + 1])
+        return "" if any(map(_is_unspaced_letter, neighbours)) else " "
 
-    return " ".join(_CONTROL.sub(" ", _ZERO_WIDTH.sub(visible, text)).split())
+    return " ".join(_CONTROL.sub(" ", _ZERO_WIDTH.sub(space_or_nothing, text)).split())
 
 
 def _is_unspaced_letter(character: str) -> bool:

@@ -110,10 +110,10 @@ class SuppliedText:
                 f"WINDOWS-1252 -t UTF-8 {name} > NEW; if it is Chinese: -f GB18030 or -f BIG5), or leave such bytes "
                 f"out (iconv -c -f UTF-8 -t UTF-8 {name} > NEW)"
             ) from error
-        seen = drop_zero_width(text)
+        rest = drop_zero_width(text)
         changes = {
-            "lines with zero width spaces in a script without spaces, dropped": seen != text,
-            "lines with zero width spaces, now spaces": ZERO_WIDTH.search(seen),
+            "lines with zero width spaces in a script without spaces, dropped": rest != text,
+            "lines with zero width spaces, now spaces": ZERO_WIDTH.search(rest),
             "lines with control characters, now spaces": CONTROL.search(text),
         }
         self.changes.update(name for name, applies in changes.items() if applies)

@@ -97,8 +97,8 @@ class Engine:
             languages = self.dataset.languages
             counts = held_out_in_train(Context(text, self._work, "", languages, self._pool, stack))
         for split, numbers in counts.items():
-            said = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
-            self._pool.say(f"note: {split} has {text.lines[split]:,} lines; of these stand in train, too: {said}")
+            listed = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+            self._pool.say(f"note: {split} has {text.lines[split]:,} lines; of these stand in train, too: {listed}")
         return {"lines that stand in train, too": counts} if counts else {}
 
     def _check(self, steps: set[str]) -> None:

@@ -13,7 +13,6 @@ from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 
 RAW = "raw"
-_COMPARED = 20_000  # lines that are compared at a time
 RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
 
 
@@ -129,8 +128,7 @@ def save_raw(context: Context, step: Step) -> Log:
 
 
 def held_out_in_train(context: Context) -> dict[str, dict[str, int]]:
-    """Count the lines of valid and test that stand in train, too, whatever their case and spaces; empty lines do not
-    count.
+    """Count the lines of valid and test that stand in train, too, whatever their case and spaces; not empty lines.
 
     Returns:
         for each of these splits that has such lines, their number by language; and that of whole ``pairs``, if there
@@ -139,24 +137,23 @@ def held_out_in_train(context: Context) -> dict[str, dict[str, int]]:
     if "train" not in context.text.lines:
         return {}
     splits = [split for split in SPLITS[1:] if split in context.text.lines]
-    held_out = {split: [row for block in context.blocks(split, split) for row in _row_keys(block)] for split in splits}
-    sought = {key for rows in held_out.values() for row in rows for key in row if key}
-    found: set[bytes] = set()
-    if sought:
-        what = "comparing with valid and test"
-        blocks = context.blocks("train", what, lines=_COMPARED)
-        for keys in context.pool.map(partial(_keys_among, sought=sought), blocks, what=what):
-            found |= keys
+    rows = {split: [row for block in context.blocks(split, split) for row in _row_keys(block)] for split in splits}
+    held_out = {key for keys in rows.values() for row in keys for key in row if key}
+    in_train: set[bytes] = set()
+    if held_out:
+        title = "comparing with valid and test"
+        keys_of = partial(_keys_among, held_out=held_out)
+        in_train.update(*context.pool.map(keys_of, context.blocks("train", title), what=title))
     names = [*context.languages, "pairs"] if len(context.languages) > 1 else context.languages
     counts = {
-        split: {name: sum(row[place] in found for row in rows) for place, name in enumerate(names)}
-        for split, rows in held_out.items()
+        split: {name: sum(row[place] in in_train for row in keys) for place, name in enumerate(names)}
+        for split, keys in rows.items()
     }
     return {split: numbers for split, numbers in counts.items() if any(numbers.values())}
 
 
 def _row_keys(block: Block) -> list[list[bytes]]:
-    """The keys of each row: one of its line in each language, and one of all together; of an empty line, nothing."""
+    """The keys of each row: one of its line in each language, and one of all together; ``b""`` for an empty line."""
     columns = [[normalise_space(line.decode()).lower() for line in column] for column in columns_of(block)]
     return [
         [
@@ -167,5 +164,5 @@ def _row_keys(block: Block) -> list[list[bytes]]:
     ]
 
 
-def _keys_among(block: Block, *, sought: set[bytes]) -> set[bytes]:
-    return sought.intersection(key for row in _row_keys(block) for key in row)
+def _keys_among(block: Block, *, held_out: set[bytes]) -> set[bytes]:
+    return held_out.intersection(key for row in _row_keys(block) for key in row)

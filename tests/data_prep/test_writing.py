@@ -110,6 +110,7 @@ THAI, TIBETAN, LAO = "นี่คือประโยคสั้นๆ", "འ
                 *(("lzh", CHINESE), ("wuu", CHINESE), ("nan", CHINESE), ("ko", KOREAN), ("tts_Thai", THAI)),
                 *(("sr", RUSSIAN), ("sr", ENGLISH), ("xx", RUSSIAN), ("xx", ENGLISH), ("zh_Latn", ENGLISH)),
                 *(("en_test", ENGLISH), ("zh", CHINESE + 2 * ENGLISH), ("en", ENGLISH + CHINESE)),
+                *(("mn", "ᠮᠣᠩᠭᠣᠯ ᠪᠢᠴᠢᠭ "), ("dv", "ދިވެހި ބަސް ")),  # scripts that the table lacks
                 *(("zh", "5 % 3.1 | "), ("zh", "x")),  # too few letters for a judgement
             )
         ),
