@@ -60,8 +60,7 @@ UNSPACED = {
 }
 """Scripts of today without spaces between words, and how many of their letters and marks are counted as one word.
 
-Two characters make a word in Chinese and Japanese as a rule. In Debian's translations an English word has 4.6 letters
-and marks of Thai, 5.0 of Khmer, 5.5 of Burmese, 5.6 of Lao and 5.1 of Tibetan script (Dzongkha).
+Two characters make a word in Chinese and Japanese as a rule; four or five letters with their marks do in the others.
 """
 
 PUBLISHED = ("en", "de", "fr", "zh")
