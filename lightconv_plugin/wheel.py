@@ -5,6 +5,7 @@
 first use. pyproject.toml names this class to setuptools.
 """
 
+import os
 import platform
 import shutil
 import subprocess
@@ -42,7 +43,8 @@ class Wheel(bdist_wheel):
         self.root_is_pure = not self.compiled
         super().write_wheelfile(*args, **kwargs)
         if self.compiled:
-            said = subprocess.run([sys.executable, "-c", PATHS], check=True, stdout=subprocess.PIPE, text=True).stdout
+            utf8 = os.environ | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
+            said = subprocess.check_output([sys.executable, "-c", PATHS], env=utf8, encoding="utf-8")
             compiled, place = map(Path, said.splitlines())
             assert self.bdist_dir is not None
             shutil.copy(compiled, Path(self.bdist_dir) / place.relative_to(Path.cwd()))
