@@ -1,0 +1,64 @@
+"""Draw pictures: the losses of trainings, a model's kernels and attention, scores with their intervals.
+
+  python -m scripts.plot losses work/debian_en_de/dynamicconv
+  python -m scripts.plot losses work/debian_en_de --by minutes --out losses.png --csv losses.csv
+
+A picture is an SVG, which reads well on light and dark pages, a PNG or a PDF, by the suffix of --out.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep.common.command import argument_parser, run_command
+from data_prep.common.outputs import check_writable
+
+LOSSES = """Draw training and validation loss, perplexity and learning rate of trainings, all in one picture.
+
+A RUN is a run's folder in work/ (all its seeds), that of a dataset (all its runs), of a seed or of checkpoints, or a log
+of fairseq-train (--log-format json). A training that goes on can be looked at. The losses of the first twentieth may lie above the picture.
+
+  python -m scripts.plot losses work/debian_en_de/dynamicconv work/debian_en_de/lightconv
+"""
+
+
+def plot_losses(arguments: argparse.Namespace) -> None:
+    """Draw the curves, and write them as CSV if asked for."""
+    from scripts.plot import losses
+
+    check_writable(*filter(None, (arguments.out, arguments.csv)))
+    runs = losses.read_runs(arguments.runs)
+    losses.draw(arguments.out, runs, arguments.by)
+    for run in runs:
+        last = f", the last validation loss {run.valid[-1].loss:.3f}" if run.valid else ""
+        print(f"{run.name}{f', seed {run.seed}' if run.seed else ''}: {run.updates:,} updates{last}")
+    if arguments.csv:
+        losses.write_csv(arguments.csv, runs)
+        print(f"the numbers: {arguments.csv}")
+    print(f"the picture: {arguments.out}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    from scripts.plot.figure import picture
+
+    parser = argument_parser(__doc__)
+    commands = parser.add_subparsers(required=True, metavar="{losses,kernels,scores}")
+
+    def command(name: str, doc: str, run: object) -> argparse.ArgumentParser:
+        options = {"help": doc.split("\n")[0], "formatter_class": argparse.RawDescriptionHelpFormatter}
+        added = commands.add_parser(name, description=doc, **options)
+        added.set_defaults(run=run)
+        out, formats = Path(f"{name}.svg"), "a .svg, .png or .pdf"
+        added.add_argument("--out", type=picture, metavar="FILE", default=out, help=f"{formats} (default: {out})")
+        return added
+
+    losses = command("losses", LOSSES, plot_losses)
+    losses.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, or the log of a training")
+    losses.add_argument("--by", choices=("updates", "tokens", "minutes"), default="updates", help="horizontal axis")
+    losses.add_argument("--csv", type=Path, metavar="FILE", help="write the numbers, too")
+    arguments = parser.parse_args(argv)
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    run_command(main)
