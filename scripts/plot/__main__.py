@@ -21,6 +21,15 @@ of fairseq-train (--log-format json). A training that goes on can be looked at. 
   python -m scripts.plot losses work/debian_en_de/dynamicconv work/debian_en_de/lightconv
 """
 
+KERNELS = """Draw the kernels of a trained model, with the entropy of each head's, and its attention to the source.
+
+LightConv has a kernel for each head of a layer. DynamicConv predicts one for each position of a line of text, which a
+translation model translates first. With --attention there follows how strongly each written unit looks at each unit of
+the source, in each layer of the decoder.
+
+  python -m scripts.plot kernels work/debian_en_de/dynamicconv --text "the documentation of this package" --attention
+"""
+
 
 def plot_losses(arguments: argparse.Namespace) -> None:
     """Draw the curves, and write them as CSV if asked for."""
@@ -35,6 +44,21 @@ def plot_losses(arguments: argparse.Namespace) -> None:
     if arguments.csv:
         losses.write_csv(arguments.csv, runs)
         print(f"the numbers: {arguments.csv}")
+    print(f"the picture: {arguments.out}")
+
+
+def plot_kernels(arguments: argparse.Namespace) -> None:
+    """Have the model read a line, and draw its kernels."""
+    from scripts.plot import kernels, reading
+    from scripts.translate import find_trained
+
+    check_writable(arguments.out)
+    trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
+    found = reading.read(trained, arguments.text, attention=arguments.attention)
+    kernels.draw(arguments.out, found)
+    for name, units in (("reads", found.source or found.inputs), ("writes", found.outputs)):
+        if units:
+            print(f"{name}: {' '.join(units)}")
     print(f"the picture: {arguments.out}")
 
 
@@ -56,6 +80,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     losses.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, or the log of a training")
     losses.add_argument("--by", choices=("updates", "tokens", "minutes"), default="updates", help="horizontal axis")
     losses.add_argument("--csv", type=Path, metavar="FILE", help="write the numbers, too")
+    kernels = command("kernels", KERNELS, plot_kernels)
+    add = kernels.add_argument
+    add("model", type=Path, metavar="RUN", help="a run's folder, a published model's, or a checkpoint")
+    add("--text", metavar="LINE", help="as people write it (default: a line of the test set, where one is needed)")
+    add("--attention", action="store_true", help="the attention to the source, too")
+    add("--dataset", metavar="NAME", help="whose steps prepare the line, where RUN does not say it")
+    add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where RUN does not say it")
     arguments = parser.parse_args(argv)
     arguments.run(arguments)
 

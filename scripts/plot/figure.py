@@ -7,6 +7,7 @@ it is legible wherever it is put. A PNG or PDF has the light colours.
 
 import argparse
 import io
+import logging
 import re
 import sys
 import warnings
@@ -22,6 +23,8 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 
 from data_prep.common.outputs import atomic_file
+
+logging.getLogger("matplotlib").setLevel(logging.WARNING)  # libraries that fairseq brings let every logger report all
 
 WIDTH = 8.3  # inches: the 600 points are 800 pixels in a browser, the width of a page
 FORMATS = (".svg", ".png", ".pdf")
@@ -97,7 +100,9 @@ def picture(text: str) -> Path:
 
 
 @contextmanager
-def drawing(path: Path, *, height: float, texts: Sequence[str] = ()) -> Iterator[Figure]:
+def drawing(
+    path: Path, *, height: float, texts: Sequence[str] = (), layout: str | None = "constrained"
+) -> Iterator[Figure]:
     """Yield an empty figure; what the block draws is written to ``path``, whole or not at all.
 
     Args:
@@ -105,12 +110,14 @@ def drawing(path: Path, *, height: float, texts: Sequence[str] = ()) -> Iterator
         height: in inches.
         texts: what is to be written in the picture. If it has letters that matplotlib's font lacks, such as Chinese
             ones, a font of this machine that has them is taken.
+        layout: matplotlib's name of how axes are placed; None: they have their places.
     """
     font = _font_for("".join(texts), path)
     with matplotlib.rc_context(LOOK | {"font.family": [FONT, *([font] if font else [])]}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # _font_for has said it
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.02)
+        figure = Figure(figsize=(WIDTH, height), layout=layout)
+        if layout:
+            figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.02)
         yield figure
         content, kind = io.BytesIO(), path.suffix.lower().removeprefix(".")
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
@@ -127,7 +134,7 @@ def _for_both_pages(svg: str) -> str:
         for light, dark in DARK.items()
         for part in ("fill", "stroke")
     ]
-    style = f"text{{font-family:{BROWSER_FONTS}!important}}@media (prefers-color-scheme:dark){{{''.join(rules)}}}"
+    style = f"text{{font-family:{BROWSER_FONTS}!important}}@media (prefers-color-scheme:dark){{{''.join(rules)}image{{filter:brightness(1.5)}}}}"
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<[^>]+>", _with_two_decimals, svg)
     return svg.replace("</style>", f"{style}</style>", 1)
