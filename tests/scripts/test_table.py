@@ -8,7 +8,8 @@ import pytest
 from data_prep.common.errors import UserError
 from data_prep.common.process import python_module
 from scripts.config import load_config
-from scripts.table import main, paper_table
+from scripts.table import main
+from scripts.tables.measured import Measured
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
@@ -96,6 +97,10 @@ def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
     for row, column in trained:
         path = f"configs/{column.dataset}/{row.config}.yaml"
         assert f"python -m scripts.reproduce {path} --work {tmp_path}\n" in text + "\n"
+
+
+def paper_table(table, work) -> str:
+    return Measured(table, work).as_text(f" --work {work}")
 
 
 def ablation(work):
