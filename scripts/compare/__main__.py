@@ -19,9 +19,10 @@ from data_prep.common import CHECKOUT
 from data_prep.common.command import argument_parser, run_command
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import atomic_file, check_writable
-from scripts.compare.page import as_markdown, as_text, claims
+from scripts.compare.page import as_markdown, as_text, claims, table
 from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce
+from scripts.tables.cells import write_csv, write_latex
 from scripts.tables.records import read_record
 
 
@@ -54,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("what", type=Path, nargs="+", metavar="FILE | RUN", help="a comparison file, or folders work/<dataset>/<model>")
     add("--out", type=Path, metavar="FILE", help="write a page in Markdown")
+    add("--csv", type=Path, metavar="FILE", help="write the table as CSV: a row for each run, a column for each number")
+    add("--latex", type=Path, metavar="FILE", help="write the table for LaTeX, with booktabs")
     add("--work", type=Path, nargs="+", metavar="DIR", default=[CHECKOUT / "work"], help="see above (default: work)")
     add("--run", action="store_true", help="run what is missing first")
     add("--seeds", metavar="N,N", help="run these seeds alone")
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options and not arguments.run:
         parser.error(f"unknown: {' '.join(options)}; with --run they would go to scripts.reproduce")
     failed, verdicts, about = list[str](), list[str](), "A comparison"
-    check_writable(*([arguments.out] if arguments.out else []))
+    check_writable(*filter(None, (arguments.out, arguments.csv, arguments.latex)))
     file, *others = arguments.what
     if file.suffix == ".yaml":
         if others:
@@ -87,6 +90,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         with atomic_file(arguments.out) as f:
             f.write(page)
         print(f"the page: {arguments.out}")
+    if arguments.csv:
+        write_csv(arguments.csv, [table(runs, baseline)])
+    if arguments.latex:
+        write_latex(arguments.latex, [table(runs, baseline)], verdicts, "python -m scripts.compare")
     if failed:
         raise UserError(f"failed: {', '.join(failed)}; each has said why above. The same command goes on from there")
 

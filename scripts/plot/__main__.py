@@ -7,7 +7,7 @@ A picture is an SVG, which reads well on light and dark pages, a PNG or a PDF, b
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_prep.common.command import argument_parser, run_command
@@ -15,8 +15,9 @@ from data_prep.common.outputs import check_writable
 
 LOSSES = """Draw training and validation loss, perplexity and learning rate of trainings, all in one picture.
 
-A RUN is a run's folder in work/ (all its seeds), that of a dataset (all its runs), of a seed or of checkpoints, or a log
-of fairseq-train (--log-format json). A training that goes on can be looked at. The losses of the first twentieth may lie above the picture.
+A RUN is a run's folder in work/ (all its seeds), that of a dataset (all its runs), of a seed or of checkpoints, or a
+log of fairseq-train (--log-format json). A training that goes on can be looked at. The losses of the first twentieth
+may lie above the picture. Of more than seven configurations only validation is drawn; --csv has all numbers.
 
   python -m scripts.plot losses work/debian_en_de/dynamicconv work/debian_en_de/lightconv
 """
@@ -28,6 +29,15 @@ translation model translates first. With --attention there follows how strongly 
 the source, in each layer of the decoder.
 
   python -m scripts.plot kernels work/debian_en_de/dynamicconv --text "the documentation of this package" --attention
+"""
+
+SCORES = """Draw the scores of runs on their test sets: means over the seeds with 95% intervals, and the paper's scores.
+
+The interval is of the choice of the sentences (bootstrap) and of the seeds (one deviation, pooled over the runs of
+several seeds). Whether two runs differ is said by scripts.compare, whose intervals are those of differences. Runs whose
+configuration has a section `speed` get their speed at each length, too.
+
+  python -m scripts.plot scores work/debian_en_de/*/record.json
 """
 
 
@@ -62,15 +72,24 @@ def plot_kernels(arguments: argparse.Namespace) -> None:
     print(f"the picture: {arguments.out}")
 
 
+def plot_scores(arguments: argparse.Namespace) -> None:
+    """Draw the scores of records."""
+    from scripts.plot import scores
+
+    check_writable(arguments.out)
+    scores.draw(arguments.out, scores.read_runs(arguments.records))
+    print(f"the picture: {arguments.out}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     from scripts.plot.figure import picture
 
     parser = argument_parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="{losses,kernels,scores}")
 
-    def command(name: str, doc: str, run: object) -> argparse.ArgumentParser:
-        options = {"help": doc.split("\n")[0], "formatter_class": argparse.RawDescriptionHelpFormatter}
-        added = commands.add_parser(name, description=doc, **options)
+    def command(name: str, doc: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        form = argparse.RawDescriptionHelpFormatter
+        added = commands.add_parser(name, help=doc.split("\n")[0], description=doc, formatter_class=form)
         added.set_defaults(run=run)
         out, formats = Path(f"{name}.svg"), "a .svg, .png or .pdf"
         added.add_argument("--out", type=picture, metavar="FILE", default=out, help=f"{formats} (default: {out})")
@@ -87,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--attention", action="store_true", help="the attention to the source, too")
     add("--dataset", metavar="NAME", help="whose steps prepare the line, where RUN does not say it")
     add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where RUN does not say it")
+    scores = command("scores", SCORES, plot_scores)
+    scores.add_argument(
+        "records", type=Path, nargs="+", metavar="RECORD", help="the record.json of a run, or its folder"
+    )
     arguments = parser.parse_args(argv)
     arguments.run(arguments)
 

@@ -14,12 +14,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib import font_manager
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from data_prep.common.outputs import atomic_file
@@ -50,7 +52,7 @@ FONT = "DejaVu Sans"  # matplotlib's own
 # Browsers take the first of these that they have. All are narrower than the font by which the picture is laid out.
 BROWSER_FONTS = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 
-LOOK = {
+LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lightconv",  # the same picture is the same file
     "pdf.fonttype": 42,
@@ -100,9 +102,7 @@ def picture(text: str) -> Path:
 
 
 @contextmanager
-def drawing(
-    path: Path, *, height: float, texts: Sequence[str] = (), layout: str | None = "constrained"
-) -> Iterator[Figure]:
+def drawing(path: Path, *, height: float, texts: Sequence[str] = (), placed: bool = False) -> Iterator[Figure]:
     """Yield an empty figure; what the block draws is written to ``path``, whole or not at all.
 
     Args:
@@ -110,14 +110,13 @@ def drawing(
         height: in inches.
         texts: what is to be written in the picture. If it has letters that matplotlib's font lacks, such as Chinese
             ones, a font of this machine that has them is taken.
-        layout: matplotlib's name of how axes are placed; None: they have their places.
+        placed: the axes have their places; otherwise they are spread out so that no labels overlap.
     """
-    font = _font_for("".join(texts), path)
-    with matplotlib.rc_context(LOOK | {"font.family": [FONT, *([font] if font else [])]}), warnings.catch_warnings():
+    fonts = [FONT, *([font] if (font := _font_for("".join(texts), path)) else [])]
+    with matplotlib.rc_context(LOOK | {"font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # _font_for has said it
+        layout = None if placed else ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02)
         figure = Figure(figsize=(WIDTH, height), layout=layout)
-        if layout:
-            figure.get_layout_engine().set(w_pad=0.06, h_pad=0.05, wspace=0.02)
         yield figure
         content, kind = io.BytesIO(), path.suffix.lower().removeprefix(".")
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
@@ -134,7 +133,8 @@ def _for_both_pages(svg: str) -> str:
         for light, dark in DARK.items()
         for part in ("fill", "stroke")
     ]
-    style = f"text{{font-family:{BROWSER_FONTS}!important}}@media (prefers-color-scheme:dark){{{''.join(rules)}image{{filter:brightness(1.5)}}}}"
+    dark = "".join([*rules, "image{filter:brightness(1.5)}"])  # images are of one colour, more or less opaque
+    style = f"text{{font-family:{BROWSER_FONTS}!important}}@media (prefers-color-scheme:dark){{{dark}}}"
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<[^>]+>", _with_two_decimals, svg)
     return svg.replace("</style>", f"{style}</style>", 1)
@@ -145,7 +145,7 @@ def _with_two_decimals(tag: re.Match[str]) -> str:
 
 
 def _font_for(text: str, path: Path) -> str | None:
-    """The font beside ``FONT`` that has most of the letters that it lacks; None if it lacks none, or no font has any."""
+    """The font that has most of the letters that ``FONT`` lacks; None if it lacks none, or no font has any."""
     lacking = _lacking(font_manager.findfont(FONT), set(text))
     if not lacking:
         return None
@@ -154,8 +154,8 @@ def _font_for(text: str, path: Path) -> str | None:
     left = _lacking(best, lacking)
     if left and path.suffix.lower() != ".svg":
         print(
-            f"no font of this machine has {' '.join(sorted(left)[:5])}: install one, such as Debian's fonts-noto-cjk, or "
-            "write an .svg, for which the reader's own fonts are taken",
+            f"no font of this machine has {' '.join(sorted(left)[:5])}: install one, such as Debian's fonts-noto-cjk, "
+            "or write an .svg, for which the reader's own fonts are taken",
             file=sys.stderr,
         )
     return candidates[best] if left < lacking else None
@@ -166,7 +166,7 @@ def _lacking(file: str, letters: set[str]) -> set[str]:
     return {letter for letter in letters if ord(letter) not in has and not letter.isspace()}
 
 
-def line_style(number: int) -> dict[str, object]:
+def line_style(number: int) -> dict[str, Any]:
     """Colour and dashes of the n-th of up to 28 curves."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number // len(COLOURS) % len(LINES)]}
 

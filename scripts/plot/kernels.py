@@ -1,13 +1,13 @@
 """Pictures of kernels: heads by offsets of LightConv; of DynamicConv, for each head, offsets by positions of a line.
 
-The strength of a colour is the size of a weight, on one scale for all layers. It is drawn as opacity, so that a weight of
-0 has the page's own colour, be it light or dark. All lengths here are in inches from the upper left corner.
+The strength of a colour is the size of a weight, on one scale for all layers. It is drawn as opacity, so that a weight
+of 0 has the page's own colour, be it light or dark. All lengths here are in inches from the upper left corner.
 """
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.colors import to_rgb
@@ -44,7 +44,7 @@ def draw(path: Path, reading: Reading) -> None:
     blocks, bottom = place_layers(reading)
     attention = Attention(reading, bottom)
     texts = [*reading.source, *reading.inputs]
-    with drawing(path, height=attention.bottom + EDGE, texts=texts, layout=None) as figure:
+    with drawing(path, height=attention.bottom + EDGE, texts=texts, placed=True) as figure:
         canvas = Canvas(figure, reading)
         canvas.text(EDGE, 0.17, "kernels, with the entropy of each head's in bits", size=8.5)
         canvas.scale()
@@ -56,8 +56,8 @@ def draw(path: Path, reading: Reading) -> None:
 def place_layers(reading: Reading) -> tuple[list["Block"], float]:
     """Return the layers with their places, and where they end.
 
-    Layers of LightConv alone follow each other like words, each side's from a new line on. Otherwise those of a side are
-    a column with the units of the line below; the columns stand beside each other if the line is short.
+    Layers of LightConv alone follow each other like words, each side's from a new line on. Otherwise those of a side
+    are a column with the units of the line below; the columns stand beside each other if the line is short.
     """
     sides = [side for name in ("encoder", "decoder") if (side := [x for x in reading.layers if x.side == name])]
     blocks: list[Block] = []
@@ -97,12 +97,10 @@ class Canvas:
         self.greatest = max(float(np.abs(each).max()) for each in weights)
         self.signed = any((each < 0).any() for each in weights)
 
-    def text(
-        self, left: float, top: float, text: str, *, size: float = SMALL, colour: str = INK, **how: object
-    ) -> None:
+    def text(self, left: float, top: float, text: str, *, size: float = SMALL, colour: str = INK, **how: Any) -> None:
         """Write a line; ``top`` is the height of its middle."""
-        how = {"va": "center", "ha": "left", "fontsize": size, "color": colour} | how
-        self.figure.text(left / WIDTH, 1 - top / self.height, text, **how)
+        style: dict[str, Any] = {"va": "center", "ha": "left", "fontsize": size, "color": colour} | how
+        self.figure.text(left / WIDTH, 1 - top / self.height, text, **style)
 
     def heat(self, box: Box, weights: np.ndarray) -> None:
         """Draw a matrix, its first row at the top, with a thin frame."""
@@ -219,7 +217,7 @@ class Dynamic(Block):
 
 
 class Attention:
-    """A matrix for each layer of the decoder, written units by units of the source, as many in a row as there is room."""
+    """For each layer of the decoder a matrix, written units by units of the source; as many in a row as have room."""
 
     def __init__(self, reading: Reading, top: float) -> None:
         self.reading, self.top = reading, top

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -97,7 +97,7 @@ def _point(progress: Progress, tokens: float, seconds: float | None) -> Point:
 
 
 def find_logs(path: Path) -> list[Path]:
-    """Return the logs of the trainings that ``path`` stands for: that of a file, or all in a folder of one of ``KINDS``.
+    """Return the logs of the trainings that ``path`` stands for: a file, or all in a folder of one of ``KINDS``.
 
     Raises:
         UserError: there is none.
@@ -105,8 +105,8 @@ def find_logs(path: Path) -> list[Path]:
     logs = [path] if path.is_file() else [log for kind in KINDS for log in sorted(path.glob(kind))]
     if not logs:
         raise UserError(
-            f"{path} has no {LOG}; give a run's folder in work/, the folder of a dataset there, one of checkpoints with "
-            f"a {LOG}, or the log of fairseq-train itself (--log-format json --log-file FILE)"
+            f"{path} has no {LOG}; give a run's folder in work/, the folder of a dataset there, one of checkpoints "
+            f"with a {LOG}, or the log of fairseq-train itself (--log-format json --log-file FILE)"
         )
     return logs
 
@@ -153,7 +153,7 @@ def write_csv(path: Path, runs: Sequence[Curves]) -> None:
 def draw(path: Path, runs: Sequence[Curves], by: str) -> None:
     """Draw losses, perplexities and learning rates; a configuration has one colour, whatever the number of its seeds.
 
-    Where there are more configurations than ``FEW``, those that have validation losses are drawn without the training's.
+    Of more configurations than ``FEW``, those that have validation losses are drawn without the training's.
 
     Args:
         path: the picture.
@@ -165,7 +165,8 @@ def draw(path: Path, runs: Sequence[Curves], by: str) -> None:
     names.sort(key=lambda name: -mean(run.last_loss for run in of_name[name]))  # as the curves lie
     labels = [name if len(of_name[name]) == 1 else f"{name} ({len(of_name[name])} seeds)" for name in names]
     few = len(names) <= FEW
-    training, validation = {"linewidth": 0.7, "alpha": 0.55}, {"linewidth": 1.4 if few else 1.1}
+    training: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.55}
+    validation: dict[str, Any] = {"linewidth": 1.4 if few else 1.1}
     if few and all(len(run.valid) <= 25 for run in runs):
         validation |= {"marker": "o", "markersize": 2.4}
     kinds = {"training": training, "validation": validation}
@@ -202,7 +203,7 @@ def _along(point: Point, by: str) -> float:
     return {"updates": point.update, "tokens": point.tokens / 1e6, "minutes": point.minutes}[by]
 
 
-def _curve(axes: Axes, points: Sequence[Point], by: str, quantity: str, scale: float = 1.0, **style: object) -> None:
+def _curve(axes: Axes, points: Sequence[Point], by: str, quantity: str, scale: float = 1.0, **style: Any) -> None:
     values = [math.nan if getattr(point, quantity) is None else getattr(point, quantity) * scale for point in points]
     axes.plot([_along(point, by) for point in points], values, **style)
 

@@ -48,8 +48,8 @@ class Layer(NamedTuple):
 class Reading:
     """A line as a model reads it.
 
-    ``source`` and ``inputs`` are the units that encoder and decoder read, ``outputs`` those that the decoder writes; all
-    are empty where no text was needed. ``attention`` has (T, S) for each layer of the decoder, the mean over its heads.
+    ``source`` and ``inputs`` are the units that encoder and decoder read, ``outputs`` those that the decoder writes;
+    all are empty where no text was needed. ``attention`` has (T, S) for each layer of the decoder, the mean of heads.
     """
 
     layers: list[Layer]
