@@ -1,5 +1,6 @@
 """Comparisons: figures and settings side by side, intervals, verdicts, what is run, the page, the Snakefile."""
 
+import csv
 import json
 import math
 import re
@@ -247,8 +248,15 @@ def test_what_is_missing_is_run_once(compare, place):
 
 
 def test_the_page_has_claims_and_table(compare, place):
-    out = place / "page.md"
-    compare(place / "cats.yaml", "--out", out)
+    out, page_of_numbers, latex = place / "page.md", place / "page.csv", place / "page.tex"
+    compare(place / "cats.yaml", "--out", out, "--csv", page_of_numbers, "--latex", latex)
+    rows = {row["model"]: row for row in csv.DictReader(page_of_numbers.open())}
+    ends = [float(rows["good"][f"sacrebleu_gain{part}"]) for part in ("_low", "", "_high")]
+    assert ends[0] < ends[1] < ends[2]
+    assert ends[1] == pytest.approx(float(rows["good"]["sacrebleu"]) - float(rows["base"]["sacrebleu"]))
+    assert rows["base"]["sacrebleu_gain"] == ""
+    assert re.search(r"good & \$\+\d+\.\d\d\$ \[\$\+\d", latex.read_text())
+    assert "% Good is better: held." in latex.read_text()
     page = out.read_text()
     assert page.startswith("# Cats\n")
     assert "- Good is better: held. good minus base, at least 0: +" in page
