@@ -65,8 +65,8 @@ class Wheel(bdist_wheel):
 def platform_of(library: Path) -> str:
     """The oldest platform, such as manylinux_2_34_x86_64, whose C and C++ libraries have all that a library uses.
 
-    auditwheel knows this of wheels, so one is made of the library alone. The building machine's C library is often newer
-    than what the library needs.
+    auditwheel knows this of wheels, so one is made of the library alone. The building machine's C library is often
+    newer than what the library needs.
 
     Raises:
         SystemExit: auditwheel is not installed.

@@ -154,7 +154,12 @@ def test_a_papers_table_goes_into_files(tmp_path):
 
 
 def test_what_latex_would_take_for_commands_is_escaped(tmp_path):
-    cells: list[Cell] = [r"50% & #1_{\a}~^$", Number(-1.5, "+.1f", low=-2.0, high=-1.0, note="3_4"), None, Absent("a<b")]
+    cells: list[Cell] = [
+        r"50% & #1_{\a}~^$",
+        Number(-1.5, "+.1f", low=-2.0, high=-1.0, note="3_4"),
+        None,
+        Absent("a<b"),
+    ]
     write_latex(tmp_path / "t.tex", [[Column(str(n), str(n), [cell]) for n, cell in enumerate(cells)]], [], "me")
     row = (tmp_path / "t.tex").read_text().splitlines()[6]
     assert row == (
