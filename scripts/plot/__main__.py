@@ -37,7 +37,7 @@ The interval is of the choice of the sentences (bootstrap) and of the seeds (one
 several seeds). Whether two runs differ is said by scripts.compare, whose intervals are those of differences. Runs whose
 configuration has a section `speed` get their speed at each length, too.
 
-  python -m scripts.plot scores work/debian_en_de/*/record.json
+  python -m scripts.plot scores work/debian_en_de
 """
 
 
@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def command(name: str, doc: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
         form = argparse.RawDescriptionHelpFormatter
-        added = commands.add_parser(name, help=doc.split("\n")[0], description=doc, formatter_class=form)
+        added = commands.add_parser(
+            name, help=doc.split("\n")[0].replace("%", "%%"), description=doc, formatter_class=form
+        )
         added.set_defaults(run=run)
         out, formats = Path(f"{name}.svg"), "a .svg, .png or .pdf"
         added.add_argument("--out", type=picture, metavar="FILE", default=out, help=f"{formats} (default: {out})")
@@ -108,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where RUN does not say it")
     scores = command("scores", SCORES, plot_scores)
     scores.add_argument(
-        "records", type=Path, nargs="+", metavar="RECORD", help="the record.json of a run, or its folder"
+        "records", type=Path, nargs="+", metavar="RECORD", help="a run's record.json or folder, or that of a dataset"
     )
     arguments = parser.parse_args(argv)
     arguments.run(arguments)

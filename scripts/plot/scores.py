@@ -53,16 +53,23 @@ class Panel:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the records of runs, each a record.json or its folder; two of one name are told apart by their paths.
+    """Read the records of runs; two of one name are told apart by their paths.
+
+    Args:
+        paths: each a record.json, a run's folder, or a dataset's folder of runs.
 
     Raises:
-        UserError: a file is no record.
+        UserError: a file is no record, or a folder has none.
     """
-    records = {path: read_record(path / "record.json" if path.is_dir() else path) for path in paths}
+    files: list[Path] = []
+    for path in paths:
+        of_dataset = sorted(path.glob("*/record.json"))
+        files += of_dataset or [path / "record.json" if path.is_dir() else path]
+    records = {file: read_record(file) for file in files}
     names = [(record["dataset"], record["model"]) for record in records.values()]
     return [
-        Run(record["model"] if names.count(name) == 1 else str(path), record)
-        for (path, record), name in zip(records.items(), names, strict=True)
+        Run(record["model"] if names.count(name) == 1 else str(file), record)
+        for (file, record), name in zip(records.items(), names, strict=True)
     ]
 
 

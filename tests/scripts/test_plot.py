@@ -168,6 +168,12 @@ def test_what_cannot_be_drawn_is_said(words, message, tmp_path, monkeypatch):
         main(words)
 
 
+def test_the_help_names_the_pictures(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "95% intervals" in " ".join(capsys.readouterr().out.split())
+
+
 def test_another_format_is_refused_before_the_work(capsys):
     with pytest.raises(SystemExit):
         main(["losses", "nowhere", "--out", "picture.jpg"])
@@ -376,5 +382,5 @@ def test_records_without_scores_and_of_one_name_are_told_apart(tmp_path):
     with pytest.raises(UserError, match="none of these runs has scores"):
         main(["scores", str(write(tmp_path, record("m"))), "--out", str(tmp_path / "s.svg")])
     paths = [write(tmp_path / work, scored("m", "debian_en_de", 1)) for work in ("a", "b")]
-    main(["scores", *map(str, paths), "--out", str(tmp_path / "s.svg")])
+    main(["scores", str(paths[0].parent), str(paths[1].parents[1]), "--out", str(tmp_path / "s.svg")])
     assert sum("…" in text or "record.json" in text for text in texts(tmp_path / "s.svg")) == 2
