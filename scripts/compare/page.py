@@ -124,6 +124,13 @@ def _parsed(run: Run, names: Sequence[str]) -> dict[str, str]:
         arguments = vars(training_arguments(flags(run.record["config"]["train"])))
     except UserError:
         return {}
+    from lightconv_plugin.models.resolve import WITHOUT_KERNEL
+
+    for side in ("encoder", "decoder"):
+        if (
+            arguments.get(f"{side}_conv_type") in WITHOUT_KERNEL
+        ):  # which look everywhere, whatever the architecture says
+            del arguments[f"{side}_kernel_size_list"]
     values = {name: arguments.get(name.removeprefix("train.").replace("-", "_")) for name in names}
     return {name: _text(value) for name, value in values.items() if value is not None}
 
