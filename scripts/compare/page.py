@@ -131,6 +131,12 @@ def _parsed(run: Run, names: Sequence[str]) -> dict[str, str]:
             arguments.get(f"{side}_conv_type") in WITHOUT_KERNEL
         ):  # which look everywhere, whatever the architecture says
             del arguments[f"{side}_kernel_size_list"]
+    for width in (
+        "embed_dim",
+        "ffn_embed_dim",
+    ):  # a decoder is as wide as its encoder, unless it has a width of its own
+        if arguments.get(f"decoder_{width}") is None:
+            arguments[f"decoder_{width}"] = arguments.get(f"encoder_{width}")
     values = {name: arguments.get(name.removeprefix("train.").replace("-", "_")) for name in names}
     return {name: _text(value) for name, value in values.items() if value is not None}
 

@@ -95,6 +95,7 @@ def test_scores_speed_and_parameters_side_by_side():
     light = record("lightconv", valid={"bleu": [14.0]}, parameters=999)
     light["config"]["train"] |= {"arch": "pla_lightconv_small", "encoder-kernel-size-list": [3, 5], "clip-norm": 0.1}
     dynamic["config"]["train"] |= {"arch": "pla_dynamicconv_small", "dropout": 0.2}
+    dynamic["config"]["train"]["decoder-embed-dim"] = 128  # as wide as the encoder, which is the architecture's own
     runs = [Run("dynamicconv", dynamic), Run("lightconv", light)]
     shown = columns(*runs)
     assert shown["parameters"] == ["1,234,567", "999"]
