@@ -6,7 +6,7 @@
 
 A seed that has its scores in the run's record.json, or diverged, is not run again. --work may name several folders:
 runs are made in the first, and the records of the others count too. So a machine that is lent for minutes needs nothing
-but the records of those before it. What else is given (--devices N, --raw DIR, --from train) goes to scripts.reproduce.
+but the records of those before it. Other options (--devices N, --raw DIR, --from train) go to scripts.reproduce.
 Several runs at a time, on GPUs or a cluster:
   snakemake -s scripts/sweep/Snakefile --cores all --resources gpu=8 --config compare=FILE.yaml
 """
@@ -36,17 +36,17 @@ def run_all(comparison: Comparison, works: Sequence[Path], options: Sequence[str
     failed = []
     for model, of_model in comparison.models.items():
         config = comparison.config(model)
-        wanted = [seed for seed in of_model if not seeds or str(seed) in seeds]
-        if not (left := missing(read_run(model, config, works), wanted)):
+        chosen = [seed for seed in of_model if not seeds or str(seed) in seeds]
+        if not (left := missing(read_run(model, config, works), chosen)):
             continue
         print(f"= {model}, seeds {', '.join(map(str, left))}", flush=True)
         # the stages after all seeds would wait for those that are not run here
-        some = [] if left == config.seeds else ["--to=score", f"--seeds={','.join(map(str, left))}"]
+        stages = [] if left == config.seeds else ["--to=score", f"--seeds={','.join(map(str, left))}"]
         try:
-            reproduce.main([str(config.path), f"--work={works[0]}", *options, *some])
+            reproduce.main([str(config.path), f"--work={works[0]}", *options, *stages])
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        failed += [model] if missing(read_run(model, config, works), wanted) else []
+        failed += [model] if missing(read_run(model, config, works), chosen) else []
     return failed
 
 
@@ -68,13 +68,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     file, *others = arguments.what
     if file.suffix == ".yaml":
         if others:
-            parser.error(f"{len(arguments.what)} files were given; a comparison is one file, or folders of runs")
+            parser.error(f"{len(arguments.what)} files; a comparison is one file, or folders of runs")
         comparison = read_comparison(file)
         about = comparison.about
         if arguments.run:
             failed = run_all(comparison, arguments.work, options, arguments.seeds.split(",") if arguments.seeds else [])
-        found = [read_run(model, comparison.config(model), arguments.work) for model in comparison.models]
-        runs = [run for run in found if run is not None]
+        read = [read_run(model, comparison.config(model), arguments.work) for model in comparison.models]
+        runs = [run for run in read if run is not None]
         if not runs:
             raise UserError(f"no model of {file} has been run in {arguments.work[0]}; add --run")
         by_name = {run.name: run for run in runs}

@@ -1,5 +1,6 @@
 """Page of a comparison: claims with verdicts, a table of the runs, the settings in which they differ."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,20 +31,20 @@ def claims(comparison: Comparison, runs: Mapping[str, Run]) -> list[str]:
     seeds, lines = pooled(list(runs.values())), []
     for claim in comparison.claims:
         verdict, why = judge(claim, runs, seeds)
-        what = f"{claim.model} minus {claim.than}, at least {claim.at_least:g}"
-        lines.append(f"{claim.says}: {verdict}. {what}{f': {why}' if why else ''}.")
+        difference_in_words = f"{claim.model} minus {claim.than}, at least {claim.at_least:g}"
+        lines.append(f"{claim.says}: {verdict}. {difference_in_words}{f': {why}' if why else ''}.")
     return lines
 
 
 def judge(claim: Claim, runs: Mapping[str, Run], seeds: SeedVariance | None) -> tuple[str, str]:
     """Return the verdict on a claim, and the gain or the reason that it rests on."""
-    two = [runs[name] for name in (claim.model, claim.than) if name in runs]
-    if diverged := [run for run in two if run.diverged]:
+    pair = [runs[name] for name in (claim.model, claim.than) if name in runs]
+    if diverged := [run for run in pair if run.diverged]:
         verdict = UNDECIDED if len(diverged) == 2 else HELD if diverged[0].name == claim.than else FAILED
         return verdict, " and ".join(f"{run.name} diverged with seed {', '.join(run.diverged)}" for run in diverged)
-    if len(two) < 2 or not all(run.scores(two[0].key) for run in two):
+    if len(pair) < 2 or not all(run.scores(pair[0].key) for run in pair):
         return ABSENT, ""
-    gain = difference(two[0], two[1], seeds)
+    gain = difference(pair[0], pair[1], seeds)
     if seeds is None or gain.half is None:
         return UNDECIDED, f"{gain}, and no run has several seeds, or one no counts of its lines"
     return gain.verdict(claim.at_least), str(gain)
@@ -94,14 +95,14 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
     What a configuration leaves to its architecture or to fairseq, and another one sets, is shown as these have it.
     """
-    settings = [_settings(run) for run in runs]
-    names = [name for name in dict.fromkeys(name for each in settings for name in each) if _differ(name, settings)]
-    if left_open := [
-        name for name in names if name.startswith("train.") and any(name not in each for each in settings)
-    ]:
-        for run, each in zip(runs, settings, strict=True):
-            each |= _parsed(run, left_open)
-    return [[name, *(each.get(name, EMPTY) for each in settings)] for name in names if _differ(name, settings)]
+    settings = {run.name: _settings(run) for run in runs}
+    names = [name for name in dict.fromkeys(itertools.chain(*settings.values())) if _differ(name, settings)]
+    of_training = [name for name in names if name.startswith("train.")]
+    if left_open := [name for name in of_training if any(name not in of_run for of_run in settings.values())]:
+        for run in runs:
+            settings[run.name] |= _parsed(run, left_open)
+    rows = [[name, *(of_run.get(name, EMPTY) for of_run in settings.values())] for name in names]
+    return [row for row in rows if _differ(row[0], settings)]
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -110,8 +111,8 @@ def _settings(run: Run) -> dict[str, str]:
     return {name: _text(value) for part in parts for name, value in _flat(*part) if value is not None}
 
 
-def _differ(name: str, settings: Sequence[Mapping[str, str]]) -> bool:
-    return len({each.get(name) for each in settings}) > 1
+def _differ(name: str, settings: Mapping[str, Mapping[str, str]]) -> bool:
+    return len({of_run.get(name) for of_run in settings.values()}) > 1
 
 
 def _parsed(run: Run, names: Sequence[str]) -> dict[str, str]:

@@ -64,9 +64,9 @@ def plot_kernels(arguments: argparse.Namespace) -> None:
 
     check_writable(arguments.out)
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
-    found = reading.read(trained, arguments.text, attention=arguments.attention)
-    kernels.draw(arguments.out, found)
-    for name, units in (("reads", found.source or found.inputs), ("writes", found.outputs)):
+    line = reading.read(trained, arguments.text, attention=arguments.attention)
+    kernels.draw(arguments.out, line)
+    for name, units in (("reads", line.source or line.inputs), ("writes", line.outputs)):
         if units:
             print(f"{name}: {' '.join(units)}")
     print(f"the picture: {arguments.out}")

@@ -94,8 +94,8 @@ class Canvas:
         self.figure = figure
         self.height = figure.get_figheight()
         weights = [*(layer.kernels for layer in reading.layers), *reading.attention]
-        self.greatest = max(float(np.abs(each).max()) for each in weights)
-        self.signed = any((each < 0).any() for each in weights)
+        self.greatest = max(float(np.abs(matrix).max()) for matrix in weights)
+        self.signed = any((matrix < 0).any() for matrix in weights)
 
     def text(self, left: float, top: float, text: str, *, size: float = SMALL, colour: str = INK, **how: Any) -> None:
         """Write a line; ``top`` is the height of its middle."""

@@ -19,7 +19,7 @@ from scripts.pretrained import codes_file
 from scripts.translate import Trained
 
 MOST_UNITS = 80  # of a line: the labels of more could not be read
-SAMPLE_LENGTHS = range(6, 21)  # in units: of the line of the test set that is taken where none is given
+SAMPLE_LENGTHS = range(6, 21)  # in units: of the line of the test set that is taken where a user names none
 
 
 class Layer(NamedTuple):

@@ -79,7 +79,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
     Raises:
         UserError: no run has a score on the test set.
     """
-    found: list[Panel] = []
+    drawn: list[Panel] = []
     for dataset, key in dict.fromkeys((str(run.record["dataset"]), run.key) for run in runs):
         alike = [run for run in runs if (run.record["dataset"], run.key) == (dataset, key) and run.scores(key)]
         published = published_scores(alike)
@@ -87,17 +87,17 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
         compared = [
             Score(run.name, run.scores(key), mean_score(run, seeds), published.get((run.name, key))) for run in alike
         ]
-        found.append(Panel(dataset, key, _best_first(compared, key)))
-        for other in dict.fromkeys(name for _, name in published if name != key):
+        drawn.append(Panel(dataset, key, _best_first(compared, key)))
+        for paper_key in dict.fromkeys(name for _, name in published if name != key):
             scores = [
-                Score(run.name, values, Interval(fmean(values), None), published.get((run.name, other)))
+                Score(run.name, values, Interval(fmean(values), None), published.get((run.name, paper_key)))
                 for run in alike
-                if (values := run.scores(other))
+                if (values := run.scores(paper_key))
             ]
-            found.append(Panel(dataset, other, _best_first(scores, other)))
-    if not any(panel.scores for panel in found):
+            drawn.append(Panel(dataset, paper_key, _best_first(scores, paper_key)))
+    if not any(panel.scores for panel in drawn):
         raise UserError("none of these runs has scores on its test set yet; run the stage score first")
-    return [panel for panel in found if panel.scores]
+    return [panel for panel in drawn if panel.scores]
 
 
 def _best_first(scores: Sequence[Score], key: str) -> list[Score]:
@@ -108,7 +108,7 @@ def published_scores(runs: Sequence[Run]) -> dict[tuple[str, str], Figure]:
     """The paper's scores on the test set of these runs' configurations, by the name of the run and of the score."""
     names = {(run.record["dataset"], run.record["model"]): run.name for run in runs}
     models = {model for _, model in names}
-    found: dict[tuple[str, str], Figure] = {}
+    published: dict[tuple[str, str], Figure] = {}
     for table in read_tables().values():
         for column in (column for column in table.columns if column.value.startswith(SUMMARY)):
             key = column.value.removeprefix(SUMMARY).partition(".")[0]
@@ -117,8 +117,8 @@ def published_scores(runs: Sequence[Run]) -> dict[tuple[str, str], Figure]:
                 if path is None or path.stem not in models or figure is None or figure.value is None:
                     continue
                 if name := names.get((load_config(path).dataset, path.stem)):
-                    found[name, key] = figure
-    return found
+                    published[name, key] = figure
+    return published
 
 
 def draw(path: Path, runs: Sequence[Run]) -> None:

@@ -89,8 +89,8 @@ def as_grid(table: Table) -> list[list[str]]:
     """Header and rows as text; the first heading of a group has the group's name."""
     groups = ["", *(column.group for column in table)]
     header = [
-        f"{column.group}: {column.heading}" if column.group not in ("", before) else column.heading
-        for column, before in zip(table, groups, strict=False)
+        f"{column.group}: {column.heading}" if column.group not in ("", left_group) else column.heading
+        for column, left_group in zip(table, groups, strict=False)
     ]
     rows = zip(*(column.cells for column in table), strict=True)
     return [header, *([EMPTY if cell is None else str(cell) for cell in row] for row in rows)]

@@ -50,8 +50,9 @@ class Cell:
         """The paper's speed and ours over that of the baseline."""
         if self.column.value != RATIOS_OF:
             return None, None
-        one, two = self.published, self.compared.figures.get(self.column.key) if self.compared else None
-        paper = one.value / two.value if one and one.value is not None and two and two.value else None
+        ours_in_paper = self.published.value if self.published else None
+        baseline = self.compared.figures.get(self.column.key) if self.compared else None
+        paper = ours_in_paper / baseline.value if ours_in_paper is not None and baseline and baseline.value else None
         ours = 1.0 if self.row is self.compared else lookup(self.record, "speed.ratio")
         return paper, None if lookup(self.record, RATIOS_OF) is None else ours
 
@@ -76,7 +77,7 @@ class Measured:
                 self.records[str(run)] = record = read_record(path)
                 if record["config"] | {"precision": None} != config.merged() | {"precision": None}:
                     self.outdated.append(str(run))
-        speeds = (lookup(each, "speed.baseline.model") for each in self.records.values())
+        speeds = (lookup(record, "speed.baseline.model") for record in self.records.values())
         self.baseline: str | None = next(filter(None, speeds), None)
         """The model whose speed those of the runs were compared with."""
         compared = next((row for row in table.rows if self.baseline and row.config == self.baseline), None)
@@ -115,20 +116,20 @@ class Measured:
         """The notes of table and rows, the model that speeds are compared with, how much has been run, the commands of
         what is missing, with ``options`` beside the configuration, and the signatures of what is there.
         """
-        found = [self.table.note] if self.table.note else []
-        found += [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
+        remarks = [self.table.note] if self.table.note else []
+        remarks += [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
         if self.baseline and any(column.value == RATIOS_OF for column in self.table.columns):
             of, how = f"Ratios are to the speed of {self.baseline}", "in the same run, on the same machine"
-            found.append(f"{of}; ours to its speed {how}.")
-        wanted = [cell for cells in self.cells for cell in cells if cell.run is not None]
-        missing = [cell.run for cell in wanted if cell.ours is None]
-        of_all = f"{len(wanted)} figures that are trained here are measured."
-        found.append(f"{len(wanted) - len(missing)} of the {of_all} The others:" if missing else f"All {of_all}")
-        found += [f"python -m scripts.reproduce configs/{run}.yaml{options}" for run in dict.fromkeys(missing)]
-        found += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in self.outdated]
+            remarks.append(f"{of}; ours to its speed {how}.")
+        trained = [cell for row in self.cells for cell in row if cell.run is not None]
+        missing = [cell.run for cell in trained if cell.ours is None]
+        of_all = f"{len(trained)} figures that are trained here are measured."
+        remarks.append(f"{len(trained) - len(missing)} of the {of_all} The others:" if missing else f"All {of_all}")
+        remarks += [f"python -m scripts.reproduce configs/{run}.yaml{options}" for run in dict.fromkeys(missing)]
+        remarks += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in self.outdated]
         for record in self.records.values():
-            found += ["", *signatures(record)]
-        return found
+            remarks += ["", *signatures(record)]
+        return remarks
 
     def _notes(self) -> list[str]:
         return [row.note for row in self.table.rows if row.note]
@@ -151,8 +152,8 @@ def _number(figure: Figure | None, column: Column, digits: int, note: str = "") 
 
 def _ours(cell: Cell) -> cells.Cell:
     """Our figure, with one digit more than the paper's and at least two; or in words why there is none."""
-    (done, wanted), digits = cell.seeds, cell.column.digits
+    (scored, planned), digits = cell.seeds, cell.column.digits
     if cell.run and not cell.ours:
         return cells.Absent("not run" if cell.record is None else "not yet")
-    note = f"{done} of {wanted} seeds" if cell.column.value.startswith("summary.") and done < wanted else ""
+    note = f"{scored} of {planned} seeds" if cell.column.value.startswith("summary.") and scored < planned else ""
     return _number(cell.ours, cell.column, max(digits, min(digits + 1, 2)), note)

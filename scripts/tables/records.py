@@ -133,8 +133,8 @@ def signatures(record: Mapping[str, Any]) -> list[str]:
     if settings := lookup(record, "speed.settings"):
         parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
         parts += [] if lookup(record, "speed.trained") else ["random weights"]
-        if other := lookup(record, "speed.baseline"):
-            parts.append(f"baseline:{other['model']}")
+        if baseline := lookup(record, "speed.baseline"):
+            parts.append(f"baseline:{baseline['model']}")
         lines.append("  speed " + "|".join(parts))
     return lines
 
