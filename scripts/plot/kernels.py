@@ -42,11 +42,12 @@ class Box(NamedTuple):
 def draw(path: Path, reading: Reading) -> None:
     """Draw the kernels of all layers, and then the attention of each layer of the decoder."""
     blocks, bottom = place_layers(reading)
-    attention = Attention(reading, bottom)
+    attention = Attention(reading, bottom if blocks else 0.0)
     texts = [*reading.source, *reading.inputs]
     with drawing(path, height=attention.bottom + EDGE, texts=texts, placed=True) as figure:
         canvas = Canvas(figure, reading)
-        canvas.text(EDGE, 0.17, "kernels, with the entropy of each head's in bits", size=8.5)
+        if blocks:
+            canvas.text(EDGE, HEADING / 2, "kernels, with the entropy of each head's in bits", size=8.5)
         canvas.scale()
         for block in blocks:
             block.draw(canvas)
