@@ -10,9 +10,10 @@ from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf import open_dict
+from torch import Tensor
 
 from lightconv_plugin.models.resolve import add_arguments
-from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, find_codes, steps_before, units_of
+from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, clean_text, find_codes, steps_before, units_of
 
 _OPTION = {SUBWORD_NMT: "bpe_codes", "fastbpe": "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}
 
@@ -52,6 +53,14 @@ class TrainedModel(GeneratorHubInterface):
         return texts
 
 
+class TextModel(TrainedModel):
+    """A trained model that takes plain text, which is cleaned before it is cut into subwords."""
+
+    def encode(self, sentence: str) -> Tensor:
+        """Return the numbers of a line's vocabulary entries, its end included."""
+        return super().encode(clean_text(sentence))
+
+
 class PluginModel(BaseFairseqModel):
     """Base of both models."""
 
@@ -66,17 +75,17 @@ class PluginModel(BaseFairseqModel):
     ) -> TrainedModel:
         """Load a model for plain text, tokenised and cased as the text that its BPE or SentencePiece was applied to.
 
-        A warning says what else was done to the text of the training (Moses, lower case), if the dictionary shows it
-        and no tokenizer is given.
+        Text is cleaned as ``data_prep`` cleans people's own (``units.clean_text``). A warning says what else was done
+        to the text of the training (Moses, lower case), if the dictionary shows it and no tokenizer is given.
 
         Args:
             model_name_or_path: folder of the checkpoint.
             checkpoint_file: its name in the folder; several, joined by colons, are an ensemble.
             data_name_or_path: folder of the dictionaries.
             options: any of fairseq's. ``bpe``: how words are cut into subwords; if it is not given, the dictionary
-                decides. None: the text is cut already. ``bpe_codes`` or ``sentencepiece_model``: its file; if it is not
-                given, it is looked for beside the checkpoint, beside the dictionaries, and where ``scripts.reproduce``
-                leaves it. ``tokenizer``: such as "moses".
+                decides. None: the text is cut already, and taken as it is. ``bpe_codes`` or ``sentencepiece_model``:
+                its file; if it is not given, it is looked for beside the checkpoint, beside the dictionaries, and where
+                ``scripts.reproduce`` leaves it. ``tokenizer``: such as "moses".
 
         Raises:
             CodesError: the codes are not there; for text that is cut into subwords give ``bpe=None``.
@@ -102,11 +111,11 @@ class PluginModel(BaseFairseqModel):
             with open_dict(cfg):
                 cfg.bpe = cfg.bpe or {"_name": units}
                 cfg.bpe[option] = str(codes)
-        is_prepared = "tokenizer" in options or ("bpe" in options and units is None)
-        if steps := [] if is_prepared else steps_before(words):
+        in_units = "bpe" in options and units is None
+        if steps := [] if in_units or "tokenizer" in options else steps_before(words):
             warnings.warn(
                 f"{checkpoint_file} learnt from text that was {', '.join(steps)}: give it such text. tokenizer='moses' "
                 "tokenises; python -m scripts.translate does all that the model's dataset does",
                 stacklevel=2,
             )
-        return TrainedModel(cfg, task, loaded["models"])
+        return (TrainedModel if in_units else TextModel)(cfg, task, loaded["models"])

@@ -76,8 +76,8 @@ def check_call(module: object, channels: int, x: Any, padding_mask: Any, increme
         or padding_mask.shape != (x.shape[1], x.shape[0])
     ):
         raise ValueError(
-            f"{type(module).__name__}: padding_mask is expected as (B, T) = {(x.shape[1], x.shape[0])}, torch.bool, true at padding; "
-            f"got {describe(padding_mask)}"
+            f"{type(module).__name__}: padding_mask is expected as (B, T) = {(x.shape[1], x.shape[0])}, torch.bool, "
+            f"true at padding; got {describe(padding_mask)}"
         )
     check_state(module, incremental_state)
 
