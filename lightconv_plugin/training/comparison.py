@@ -120,9 +120,7 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
                 dtype = torch.int64 if isinstance(number, int) else torch.float64
                 numbers[name] = numbers.get(name, 0) + torch.as_tensor(number, dtype=dtype).detach().cpu()
         if moved := [name for name, state in host_random_numbers(updates.device).items() if drawn[name] != state]:
-            raise CannotCapture(
-                f"random numbers of {' and '.join(moved)} are drawn on the host: a graph would keep them"
-            )
+            raise CannotCapture(f"random numbers of {' and '.join(moved)} are drawn on the host, once for a graph")
         if names := changed(contents, updates.state.contents()):
             raise CannotCapture(f"an update changes what a graph holds for ever: {', '.join(names[:SHOWN])}")
         for aggregator in filter(None, metrics.get_active_aggregators()):

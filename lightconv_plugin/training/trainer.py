@@ -72,7 +72,7 @@ def capture_updates() -> None:
         trainer: Trainer = object.__new__(CapturedTrainer if asked else kind)
         return trainer
 
-    Trainer.__new__ = staticmethod(choose)  # type: ignore[assignment]
+    Trainer.__new__ = staticmethod(choose)
 
 
 def refuse(trainer: Any) -> None:
