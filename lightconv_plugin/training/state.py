@@ -1,8 +1,8 @@
 """State that an update can change beside parameters.
 
-It is attributes of modules, criterion and task, buffers, and random numbers. A trial, such as a comparison or the passes
-before a capture, must leave none of it changed: it works on copies of the attributes, and tensors and random numbers
-are put back after it.
+It is attributes of modules, criterion and task, buffers, and random numbers. A trial, such as a comparison or the
+passes before a capture, must leave none of it changed: it works on copies of the attributes, and tensors and random
+numbers are put back after it.
 """
 
 import io

@@ -238,11 +238,8 @@ class CapturedTrainer(Trainer):
             return [shapes.shape_of(sample) for sample in samples if sample]
         batch, sizes = self._first_batch
         # in place of a first batch, fairseq has a word where a dataset does not give one so early
-        return (
-            shapes.as_collated(self._batching.shapes, batch, sizes)
-            if isinstance(batch, dict)
-            else self._batching.shapes
-        )
+        planned = self._batching.shapes
+        return shapes.as_collated(planned, batch, sizes) if isinstance(batch, dict) else planned
 
     def _start(self, planned: list[Shape]) -> None:
         """Take the updates over from fairseq."""
