@@ -137,6 +137,11 @@ class CapturedTrainer(Trainer):
         intervals = (self.cfg.checkpoint.save_interval_updates, self.cfg.dataset.validate_interval_updates)
         self._intervals = [every for every in (self.cfg.common.log_interval, *intervals) if every > 0]
 
+    @property
+    def share_by_graphs(self) -> float:
+        """Share of this epoch's updates that graphs made."""
+        return sum(self._by_graphs) / len(self._by_graphs) if self.updates and self._by_graphs else 0.0
+
     def get_train_iterator(
         self, epoch: int, combine: bool = True, load_dataset: bool = True, data_selector: Any = None, **options: Any
     ) -> Any:
@@ -310,13 +315,12 @@ class CapturedTrainer(Trainer):
 
     def _log_share(self, updates: Updates) -> None:
         """Say why graphs made few of an epoch's updates, if they did."""
-        made, count = sum(self._by_graphs), len(self._by_graphs)
-        if updates.unfit is not None and made < FEW * count:
+        if updates.unfit is not None and self.share_by_graphs < FEW:
             logger.warning(
                 "--cuda-graphs: graphs made %s of the %s updates of this epoch, the others were made one kernel after "
                 "the other, since batches did not fit the shapes that their dataset's sizes foretell: the last one has "
                 "the shape %s (sentences, then words a side), and the largest graph is for %s",
-                *(made, count, updates.unfit, updates.shapes[0]),
+                *(sum(self._by_graphs), len(self._by_graphs), updates.unfit, updates.shapes[0]),
             )
         self._by_graphs, updates.unfit = [], None
 
