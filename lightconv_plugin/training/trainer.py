@@ -218,8 +218,8 @@ class CapturedTrainer(Trainer):
             doubtful = range(self._compared + 1, update)
             if doubtful:
                 sentence += (
-                    f". Before it, {len(doubtful)} updates, {doubtful[0]} to {doubtful[-1]}, were made by graphs, not "
-                    "compared, and may differ from fairseq's. To go on from an exact state, give --restore-file the "
+                    f". Updates {doubtful[0]} to {doubtful[-1]} ({len(doubtful)}) were made by graphs without a "
+                    "comparison, and may differ from fairseq's. To go on from an exact state, give --restore-file the "
                     f"checkpoint of update {self._compared} or an earlier one, without --cuda-graphs"
                 )
         logger.warning(sentence, exc_info=None if isinstance(problem, CannotCapture) else problem)
@@ -305,13 +305,14 @@ class CapturedTrainer(Trainer):
         return logged
 
     def _ends_epoch(self) -> bool:
+        """Return True if the update that has just begun is the last of its epoch, or of the training."""
         epoch = self._epoch_iterator
-        return epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
+        is_last = epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
+        return is_last or self.get_num_updates() >= self._last
 
     def _is_looked_at(self) -> bool:
-        """True if fairseq logs, validates, saves or ends after the update that has just begun."""
-        number = self.get_num_updates()
-        return self._ends_epoch() or number >= self._last or any(number % every == 0 for every in self._intervals)
+        """Return True if fairseq logs, validates, saves or ends after the update that has just begun."""
+        return self._ends_epoch() or any(self.get_num_updates() % every == 0 for every in self._intervals)
 
     def _log_share(self, updates: Updates) -> None:
         """Say why graphs made few of an epoch's updates, if they did."""

@@ -339,6 +339,38 @@ def own(owner: Callable[[Any], Any], name: str) -> Change:
     return put
 
 
+def from_update(start: int) -> Change:
+    """A loss that triples from an update on, which only the trainer's own count tells."""
+
+    def put(made: Any) -> None:
+        def change(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
+            return (3 if made.get_num_updates() + 1 >= start else 1) * loss, size, logged
+
+        results(change)(made)
+
+    return put
+
+
+# a schedule's start, and the update that finds it
+@pytest.mark.parametrize(("start", "end"), [(3, 4), (13, 16)])
+def test_a_schedule_of_ones_own_is_found(start, end, graphs, caplog):
+    """The message says since when the training may differ; until then it is fairseq's."""
+    made, expected = flagged(), begin(False, CPU)
+    samples = batches(end)
+    compared = end // 2
+    for each in (made, expected):
+        from_update(start)(each)
+        train(each, samples[:compared])
+    torch.testing.assert_close(parameters(made), parameters(expected), rtol=0, atol=2e-4)
+    for sample in samples[compared:]:
+        made.train_step([sample])
+    (message,) = said(caplog)
+    doubtful = f"Updates {compared + 1} to {end - 1} ({end - 1 - compared}) were made by graphs"
+    assert f"This is so from update {end} on. {doubtful}" in message
+    assert f"--restore-file the checkpoint of update {compared} or" in message
+    assert made.updates is None
+
+
 REFUSALS: dict[str, tuple[str, Change]] = {
     "the optimizer is FairseqNAG, not --optimizer adam": ("--optimizer nag --momentum 0.9", nothing),
     "the optimizer is MemoryEfficientFP16Optimizer": ("--memory-efficient-bf16 --bf16", nothing),
