@@ -7,13 +7,14 @@ numbers are put back after it.
 
 import io
 import itertools
+import operator
 import pickle
 import random
 import types
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,11 +35,24 @@ PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}  # what is
 OF_MODULES = ("_parameters", "_modules", "_buffers")  # where nn.Module keeps what it registers
 
 Attributes = dict[str, Any]
-Content = tuple[bytes, list[Tensor]]  # of an attribute: all but tensors, and the tensors
 
 
 class CannotCapture(Exception):
     """Updates of this training cannot be graphs; the message says why."""
+
+
+class Content(NamedTuple):
+    """Value of an attribute.
+
+    Attributes:
+        written: all that is neither a tensor nor shared.
+        tensors: copies of them, but of parameters and registered buffers.
+        shared: the other objects of SHARED.
+    """
+
+    written: bytes
+    tensors: list[Tensor]
+    shared: list[Any]
 
 
 class _Pickler(pickle.Pickler):
@@ -119,9 +133,10 @@ class State:
         for name, owner in self.owners.items():
             for key, value in vars(owner).items():
                 if key not in OF_MODULES:
-                    content, shared = self._named(f"{name}.{key}", value)
+                    written, shared = self._named(f"{name}.{key}", value)
                     tensors = [t for t in _without_parameters(shared) if id(t) not in registered]
-                    contents[f"{name}.{key}"] = content, [t.detach().clone() for t in tensors]
+                    others = [each for each in shared if not any(each is t for t in tensors)]
+                    contents[f"{name}.{key}"] = Content(written, [t.detach().clone() for t in tensors], others)
         return contents
 
     @contextmanager
@@ -203,10 +218,11 @@ def changed(previous: dict[str, Content], present: dict[str, Content]) -> list[s
     def is_same(name: str) -> bool:
         if name not in previous or name not in present:
             return False
-        (content, tensors), (content_now, tensors_now) = previous[name], present[name]
-        if content != content_now or len(tensors) != len(tensors_now):
+        then, now = previous[name], present[name]
+        if then.written != now.written or len(then.shared) != len(now.shared) or len(then.tensors) != len(now.tensors):
             return False
-        return all(itertools.starmap(_is_same, zip(tensors, tensors_now, strict=True)))
+        are_shared = all(itertools.starmap(operator.is_, zip(then.shared, now.shared, strict=True)))
+        return are_shared and all(itertools.starmap(_is_same, zip(then.tensors, now.tensors, strict=True)))
 
     return [name for name in dict.fromkeys([*previous, *present]) if not is_same(name)]
 
