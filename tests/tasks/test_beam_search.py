@@ -4,6 +4,7 @@ import logging
 import math
 import os
 from argparse import Namespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -196,7 +197,7 @@ def language_model():
 
 CONSTRAINTS = [[torch.tensor([5, 6]), torch.tensor([9])], [], [torch.tensor([7])], [torch.tensor([8, 8])]]
 # what fairseq's search is for: architectures (or what makes a model), options, and what is given beside a batch
-BESIDE = {
+BESIDE: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "DiverseBeamSearch": ([LIGHT], {"diverse_beam_groups": 2}, {}),
     "DiverseSiblingsSearch": ([LIGHT, LSTM], {"diversity_rate": 0.5}, {}),
     "Sampling": ([DYNAMIC], {"sampling": True, "sampling_topk": 5}, {}),
