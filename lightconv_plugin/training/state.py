@@ -12,6 +12,7 @@ import pickle
 import random
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -31,7 +32,8 @@ SHARED = (
     *(Dictionary, EpochBatchIterating, FairseqTask, StatefulContainer, torch.utils.data.Dataset),
     *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, weakref.ReferenceType),
 )
-PLAIN = {bool, bytes, dict, float, int, list, str, tuple, type(None)}  # what is met most, and never shared
+CONTAINERS = {dict, list, set, tuple, OrderedDict}
+PLAIN = {bool, bytes, float, int, str, type(None)} | CONTAINERS  # what is met most, and never shared
 OF_MODULES = ("_parameters", "_modules", "_buffers")  # where nn.Module keeps what it registers
 
 Attributes = dict[str, Any]
@@ -195,6 +197,8 @@ class State:
             raise
 
     def _named(self, name: str, value: Any) -> tuple[bytes, list[Any]]:
+        if type(value) in PLAIN and (not value or type(value) not in CONTAINERS):
+            return repr(value).encode(), []  # several times as fast
         try:
             return _write(value)
         except Exception as error:
