@@ -61,7 +61,7 @@ def name_flags_that_do_not_fit() -> None:
     from fairseq.models.lstm import LSTMModel
     from fairseq.models.lstm_lm import LSTMLanguageModel
 
-    # they have an adaptive softmax with --criterion adaptive_loss alone, and cut-offs by default
+    # they take notice of cut-offs, which some have by default, with --criterion adaptive_loss alone
     by_criterion = (FConvLanguageModel, LSTMLanguageModel, LSTMModel)
 
     @shim(options, "parse_args_and_arch")
@@ -74,7 +74,7 @@ def name_flags_that_do_not_fit() -> None:
         language_model = issubclass(model, FairseqLanguageModel)
         adaptive = bool(getattr(parsed, "adaptive_softmax_cutoff", None))
         if issubclass(model, by_criterion):
-            adaptive = parsed.criterion == "adaptive_loss"
+            adaptive = adaptive and parsed.criterion == "adaptive_loss"
         fitting = {"task": parsed.task, "criterion": parsed.criterion}
         if language_model and "translation" in parsed.task:
             fitting["task"] = "language_modeling"
