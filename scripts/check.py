@@ -1,14 +1,16 @@
 """Check a configuration before anything runs, for what would cost its training or make its figures mean another thing.
 
-fairseq's own parsers read the flags. The checkpoints that `average` and `tune` take must be there in the end,
-validation must report what the best checkpoint is chosen by, and hypotheses must be joined to words. With --data no
-line of validation and test may be longer than the model reads. scripts.reproduce does this first, and scripts.train
-does it with --data.
+fairseq's own parsers read the flags, and its model, loss, optimizer and search are made of them, without memory for the
+weights. No flag may have a value that fails late. The checkpoints that `average` and `tune` take must be there in the
+end, and those of a mean must be of low learning rates. Validation must report what the best checkpoint is chosen by,
+hypotheses must be joined to words, and the packages of the scores must be installed. With --data no line of validation
+and test may be longer than the model and its batches take. scripts.reproduce does this first, and scripts.train does it
+with --data.
 """
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +18,37 @@ from data_prep.common.command import run_command
 from data_prep.common.errors import UserError
 from data_prep.common.process import as_found
 from data_prep.dataset import load_dataset
+from lightconv_plugin.limits import FROM_0, FROM_1, LIMITS, SHARE, Limit, refused
 from scripts.config import Config, config_parser, given_config
 from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import Command, load_plugin, parse
+from scripts.fairseq_io.models import Command, Made, in_words, load_plugin, make_task, parse, without_memory
 from scripts.scoring.detokenise import SAME_UNITS
 
 NOWHERE = Path("no-data")
 HIGHER_IS_BETTER = ("bleu", "accuracy")
+
+
+TRAINING_LIMITS = {
+    "batch_size": FROM_1,
+    "max_tokens": FROM_1,
+    "max_tokens_valid": FROM_1,
+    "batch_size_valid": FROM_1,
+    "num_workers": FROM_0,
+    "log_interval": FROM_1,
+    "save_interval": FROM_1,
+    "save_interval_updates": FROM_0,
+    "validate_interval": FROM_1,
+    "validate_interval_updates": FROM_0,
+    "required_batch_size_multiple": FROM_1,
+    "required_seq_len_multiple": FROM_1,
+    "clip_norm": FROM_0,
+    "label_smoothing": SHARE,
+    "warmup_updates": FROM_0,
+}
+"""Of fairseq-train's flags, as ``limits.LIMITS`` of those of generation."""
 
 
 def check(config: Config, data: Path | None, devices: Devices) -> None:
@@ -34,29 +57,118 @@ def check(config: Config, data: Path | None, devices: Devices) -> None:
     Raises:
         UserError: something in it cannot be, or will not be there when it is needed.
     """
-    train, run = fairseq_commands(config, data or NOWHERE, devices)
-    training, running = parse(train), parse(run)
+    train, *runs = fairseq_commands(config, data or NOWHERE, devices)
+    training = parse(train)
+    check_limits(train, training, TRAINING_LIMITS)
     check_validation(train, training)
-    check_units(config, run, running)
     check_checkpoints(config, training)
+    made = check_model(config, train, training, data)
+    for run in runs:
+        running = parse(run)
+        check_limits(run, running, LIMITS)
+        check_generation(run, running, made)
+    check_units(config, run, running)
+    check_scores(config)
     if data is not None:
-        check_lengths(config, training)
+        check_lengths(config, training, running)
 
 
 def fairseq_commands(config: Config, data: Path, devices: Devices) -> Iterator[Command]:
-    """The commands that train the model and that run it, with the first candidates of ``tune``."""
+    """The command that trains the model, and those that run it with the candidates of ``tune``.
+
+    The n-th has the n-th candidate of each flag, or its last one: each candidate is in one of them.
+    """
     if not devices.gpu:
         config = replace(config, precision="fp32")  # no flag depends on it there, and auto would measure
     words = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
     yield Command(config.path, words, {key: f"train.{key}" for key in config.train})
-    chosen = {key: values[0] for key, values in config.tune.items() if key != "last"}
     if config.metric == "perplexity":
         words = commands.evaluate_command(config, data, NOWHERE, "test", gpu=devices.gpu)
-    else:
+        yield Command(config.path, words, {key: f"generate.{key}" for key in config.generate})
+        return
+    candidates = {key: values for key, values in config.tune.items() if key != "last"}
+    keys = {key: f"generate.{key}" for key in config.generate} | {key: f"tune.{key}" for key in candidates}
+    for number in range(max(map(len, candidates.values()), default=1)):
+        chosen = {key: values[min(number, len(values) - 1)] for key, values in candidates.items()}
         settings = commands.generation_settings(config, chosen)
         words = commands.generate_command(config, settings, data, NOWHERE, "test", gpu=devices.gpu)
-    keys = {key: f"generate.{key}" for key in config.generate} | {key: f"tune.{key}" for key in chosen}
-    yield Command(config.path, words, keys)
+        yield Command(config.path, words, keys)
+
+
+def check_limits(command: Command, args: Namespace, limits: Mapping[str, Limit]) -> None:
+    """Check the values that fairseq's parser takes and fairseq fails with, some of them after hours."""
+    if refusal := refused(args, limits):
+        name, expected = refusal
+        raise command.refusal(name.replace("_", "-"), expected)
+
+
+def check_model(config: Config, train: Command, args: Namespace, data: Path | None) -> Made | None:
+    """Make what fairseq-train makes of its flags, on torch's meta device, with the dictionaries of ``data``.
+
+    Without data the dictionaries are stand-ins, one for both languages if the dataset's is joined.
+
+    Returns:
+        task and model, for the search; None of a task that cannot be made without data.
+
+    Raises:
+        UserError: the model, the loss, the optimizer or its schedule refuses its flags.
+    """
+    from fairseq import optim
+    from fairseq.optim import lr_scheduler
+
+    what = "task"
+    try:
+        task = make_task(
+            args, joined=load_dataset(config.dataset).binarise.joined_dictionary, has_data=data is not None
+        )
+        if task is None:
+            return None
+        with without_memory():
+            what = "model"
+            model = task.build_model(args)
+            what = "loss"
+            task.build_criterion(args)
+            what = "optimizer"
+            optimizer = optim.build_optimizer(args, list(model.parameters()))
+            what = "schedule of the learning rate"
+            lr_scheduler.build_lr_scheduler(args, optimizer)
+    except Exception as error:  # of fairseq's many kinds
+        raise UserError(f"{config.path}: {train.name} cannot make the {what}: {in_words(error)}") from error
+    return Made(task, model)
+
+
+def check_generation(run: Command, args: Namespace, made: Made | None) -> None:
+    """Make the search of fairseq-generate, whose flags may contradict each other."""
+    from fairseq.data import encoders
+    from fairseq.tasks import TASK_REGISTRY
+    from fairseq.tasks.translation import TranslationTask
+
+    if made is None or not isinstance(made.task, TranslationTask):
+        return
+    try:
+        task = TASK_REGISTRY[args.task](args, made.task.source_dictionary, made.task.target_dictionary)
+        task.build_generator([made.model], args)
+        encoders.build_tokenizer(args)
+        encoders.build_bpe(args)
+    except Exception as error:
+        raise UserError(f"{run.path}: {run.name} cannot search with its flags: {in_words(error)}") from error
+
+
+def check_scores(config: Config) -> None:
+    """Score a line, so that a package that the scores need is missed before the training and not after it."""
+    if config.metric == "perplexity":
+        return
+    try:
+        from scripts.scoring.metrics import Side, evaluate, measures, metric
+
+        line, target = Side(["a"], ["a"]), load_dataset(config.dataset).target
+        evaluate(measures(config.score, str(target)), line, line)
+        metric(config)(line.tokenised, line.tokenised)
+    except (ImportError, RuntimeError, AssertionError) as error:  # the last two are sacreBLEU's
+        raise UserError(
+            f"{config.path}: `score.metric` {config.metric} cannot be computed: {in_words(error)}. Run "
+            "scripts/setup.sh, or pip install -e '.[fairseq,recipes]' in the checkout"
+        ) from error
 
 
 def check_validation(train: Command, args: Namespace) -> None:
@@ -97,8 +209,12 @@ def check_units(config: Config, run: Command, args: Namespace) -> None:
         )
 
 
-def check_lengths(config: Config, args: Namespace) -> None:
-    """Check that no line of validation and test is longer than the model reads, nor of validation than a batch.
+def check_lengths(config: Config, args: Namespace, running: Namespace) -> None:
+    """Check that no line of validation and test is longer than the model reads, and than the batches it comes in.
+
+    Args:
+        args: the flags of the training.
+        running: those with which the model is run over both sets.
 
     Raises:
         UserError: it names the first such line, its length, the setting that limits it, and what to do.
@@ -115,15 +231,19 @@ def check_lengths(config: Config, args: Namespace) -> None:
         task.load_dataset(part, combine=False)
         lines = task.dataset(part)
         sizes = np.array([lines.size(number) for number in range(len(lines))]).reshape(len(lines), -1)  # (N, sides)
-        limits = [(name, side, cfg.task[name.replace("-", "_")]) for name, side in zip(names, sizes.T, strict=True)]
+        limits = [
+            (f"train.{name}", side, cfg.task[name.replace("-", "_")]) for name, side in zip(names, sizes.T, strict=True)
+        ]
         if part == "valid" and not (args.disable_validation or args.skip_invalid_size_inputs_valid_test):
-            limits.append(("max-tokens-valid", sizes.max(1), cfg.dataset.max_tokens_valid))
+            limits.append(("train.max-tokens-valid", sizes.max(1), cfg.dataset.max_tokens_valid))
+        if part == "test" or config.tune:
+            limits.append(("generate.max-tokens", sizes.max(1), running.max_tokens))
         for name, lengths, limit in limits:
             if limit is None or not len(gone := np.flatnonzero(lengths > limit)):
                 continue
             raise UserError(
                 f"{config.path}: line {gone[0] + 1:,} of {part} has {lengths[gone[0]]:,} tokens, its end counted, "
-                f"expected at most {limit:,} (`train.{name}`); {len(gone) - 1:,} more are too long. Set train.{name}: "
+                f"expected at most {limit:,} (`{name}`); {len(gone) - 1:,} more are too long. Set {name}: "
                 f"{lengths.max()}, or have such lines shortened or dropped by a step `truncate` or `clean` in "
                 f"data_prep/datasets/{config.dataset}.yaml"
             )

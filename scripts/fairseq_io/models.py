@@ -4,12 +4,13 @@ import argparse
 import logging
 import shlex
 import textwrap
+import traceback
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from unittest.mock import patch
 
 from data_prep.common.errors import UserError
@@ -111,6 +112,45 @@ def stand_in_dictionary(size: int) -> Any:
             return size
 
     return StandIn()
+
+
+TYPES = 1_000_000  # of a dictionary whose size is not known yet: more than any cut-off of an adaptive layer
+
+
+class Made(NamedTuple):
+    """A task, and its model without memory for the weights."""
+
+    task: Any
+    model: Any
+
+
+def make_task(args: Namespace, *, joined: bool, has_data: bool) -> Any:
+    """Make the task of fairseq-train's flags; None of one that cannot be made without the data.
+
+    Args:
+        joined: both languages have one dictionary.
+        has_data: ``args.data`` is there, and has the dictionaries.
+    """
+    from fairseq import tasks
+    from fairseq.tasks import TASK_REGISTRY
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+    from fairseq.tasks.translation import TranslationTask
+
+    if has_data:
+        return tasks.setup_task(args)
+    task, source = TASK_REGISTRY[args.task], stand_in_dictionary(TYPES)
+    if issubclass(task, TranslationTask):
+        return task(args, source, source if joined else stand_in_dictionary(TYPES))
+    return task(args, source) if issubclass(task, LanguageModelingTask) else None
+
+
+def in_words(error: Exception) -> str:
+    """Return what an error says in one line; of one that says nothing, the line of code that it comes from."""
+    text = textwrap.shorten(str(error), 400)
+    if isinstance(error, ValueError | RuntimeError) and text:
+        return text
+    where = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {text or (where[-1].line if where else '')}"
 
 
 def training_arguments(flags: list[str]) -> Namespace:
