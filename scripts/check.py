@@ -48,7 +48,12 @@ TRAINING_LIMITS = {
     "label_smoothing": SHARE,
     "warmup_updates": FROM_0,
 }
-"""Of fairseq-train's flags, as ``limits.LIMITS`` of those of generation."""
+"""Of fairseq-train's flags, by the names that they have once they are parsed."""
+GENERATION_LIMITS = LIMITS | {
+    "sampling": Limit(lambda value, flags: not value or flags.beam == flags.nbest, "false, or beside it a beam of 1"),
+    "replace_unk": Limit(lambda *_: False, "nothing: it is for text that is not binarised"),
+}
+"""Beside the limits of a search those of the command, of which the last two are."""
 
 
 def check(config: Config, data: Path | None, devices: Devices) -> None:
@@ -58,19 +63,19 @@ def check(config: Config, data: Path | None, devices: Devices) -> None:
         UserError: something in it cannot be, or will not be there when it is needed.
     """
     train, *runs = fairseq_commands(config, data or NOWHERE, devices)
-    training = parse(train)
+    training, all_running = parse(train), [parse(run) for run in runs]
     check_limits(train, training, TRAINING_LIMITS)
+    for run, running in zip(runs, all_running, strict=True):
+        check_limits(run, running, GENERATION_LIMITS)
+        check_units(config, run, running)
     check_validation(train, training)
-    check_checkpoints(config, training)
     made = check_model(config, train, training, data)
-    for run in runs:
-        running = parse(run)
-        check_limits(run, running, LIMITS)
+    check_checkpoints(config, training)
+    for run, running in zip(runs, all_running, strict=True):
         check_generation(run, running, made)
-    check_units(config, run, running)
     check_scores(config)
     if data is not None:
-        check_lengths(config, training, running)
+        check_lengths(config, training, all_running[-1])
 
 
 def fairseq_commands(config: Config, data: Path, devices: Devices) -> Iterator[Command]:
@@ -114,24 +119,31 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
         UserError: the model, the loss, the optimizer or its schedule refuses its flags.
     """
     from fairseq import optim
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.optim import lr_scheduler
 
-    what = "task"
-    try:
-        task = make_task(
-            args, joined=load_dataset(config.dataset).binarise.joined_dictionary, has_data=data is not None
+    joined, what = load_dataset(config.dataset).binarise.joined_dictionary, "task"
+    if data is None and not joined and getattr(args, "share_all_embeddings", False):
+        raise UserError(
+            f"{config.path}: the model has one matrix for all embeddings (share-all-embeddings, given or set by "
+            f"{args.arch}), and {config.dataset} has a dictionary for each language; set "
+            "train.no-share-all-embeddings: true (of fairseq's own models leave share-all-embeddings out), or in the "
+            "dataset's file binarise: {joined_dictionary: true}"
         )
+    try:
+        cfg = convert_namespace_to_omegaconf(args)
+        task = make_task(cfg.task, joined=joined, has_data=data is not None)
         if task is None:
             return None
         with without_memory():
             what = "model"
-            model = task.build_model(args)
+            model = task.build_model(cfg.model)
             what = "loss"
-            task.build_criterion(args)
+            task.build_criterion(cfg.criterion)
             what = "optimizer"
-            optimizer = optim.build_optimizer(args, list(model.parameters()))
+            optimizer = optim.build_optimizer(cfg.optimizer, list(model.parameters()))
             what = "schedule of the learning rate"
-            lr_scheduler.build_lr_scheduler(args, optimizer)
+            lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
     except Exception as error:  # of fairseq's many kinds
         raise UserError(f"{config.path}: {train.name} cannot make the {what}: {in_words(error)}") from error
     return Made(task, model)
@@ -236,7 +248,7 @@ def check_lengths(config: Config, args: Namespace, running: Namespace) -> None:
         ]
         if part == "valid" and not (args.disable_validation or args.skip_invalid_size_inputs_valid_test):
             limits.append(("train.max-tokens-valid", sizes.max(1), cfg.dataset.max_tokens_valid))
-        if part == "test" or config.tune:
+        if part == "test" or config.tune or len(config.seeds) > 1 or config.metric == "perplexity":
             limits.append(("generate.max-tokens", sizes.max(1), running.max_tokens))
         for name, lengths, limit in limits:
             if limit is None or not len(gone := np.flatnonzero(lengths > limit)):

@@ -124,12 +124,13 @@ class Made(NamedTuple):
     model: Any
 
 
-def make_task(args: Namespace, *, joined: bool, has_data: bool) -> Any:
-    """Make the task of fairseq-train's flags; None of one that cannot be made without the data.
+def make_task(cfg: Any, *, joined: bool, has_data: bool) -> Any:
+    """Make a task as fairseq-train does; None of one that cannot be made without the data.
 
     Args:
+        cfg: fairseq's configuration of the task.
         joined: both languages have one dictionary.
-        has_data: ``args.data`` is there, and has the dictionaries.
+        has_data: ``cfg.data`` is there, and has the dictionaries.
     """
     from fairseq import tasks
     from fairseq.tasks import TASK_REGISTRY
@@ -137,11 +138,11 @@ def make_task(args: Namespace, *, joined: bool, has_data: bool) -> Any:
     from fairseq.tasks.translation import TranslationTask
 
     if has_data:
-        return tasks.setup_task(args)
-    task, source = TASK_REGISTRY[args.task], stand_in_dictionary(TYPES)
+        return tasks.setup_task(cfg)
+    task, source = TASK_REGISTRY[getattr(cfg, "_name", None) or cfg.task], stand_in_dictionary(TYPES)
     if issubclass(task, TranslationTask):
-        return task(args, source, source if joined else stand_in_dictionary(TYPES))
-    return task(args, source) if issubclass(task, LanguageModelingTask) else None
+        return task(cfg, source, source if joined else stand_in_dictionary(TYPES))
+    return task(cfg, source) if issubclass(task, LanguageModelingTask) else None
 
 
 def in_words(error: Exception) -> str:
