@@ -50,6 +50,8 @@ class LastWords:
                 self._place = "chained"
             elif _LOGGED.match(line):
                 self._place = "output"
+            elif self.several and (line.startswith("  ") or line == self._error[0]):  # another process's traceback
+                self._place = "end"
             elif len(self._error) < _LINES:
                 self._error.append(line)
         elif self._place == "output" and _SENTENCE.match(line) and not self._error:

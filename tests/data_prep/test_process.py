@@ -84,7 +84,7 @@ TRACEBACK = """Traceback (most recent call last):
     main()
     ^^^^^^
 """
-TORCHRUN = """E1129 04:09:15.092000 10289 torch/distributed/elastic/a/api.py:1] failed (exitcode: {}) local_rank: 1 (pid: 3)
+TORCHRUN = """E1129 04:09:15.09 10289 torch/distributed/elastic/api.py:1] failed (exitcode: {}) local_rank: 1 (pid: 3)
 Traceback (most recent call last):
   File "/a/run.py", line 1028, in main
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
@@ -110,22 +110,24 @@ CHAINED = "\nThe above exception was the direct cause of the following exception
 )
 def test_the_error_of_a_program_is_what_is_said(printed, said, several):
     """Whatever torchrun prints after it."""
+    assert str(last_words(printed + (TORCHRUN.format(1) if several else ""), several=several)) == said
+
+
+def last_words(printed: str, *, several: bool) -> LastWords:
     words = LastWords(several=several)
-    for line in (printed + (TORCHRUN.format(1) if several else "")).splitlines():
+    for line in printed.splitlines():
         words.read(line)
-    assert str(words) == said
+    return words
 
 
 def test_of_several_errors_the_first_counts_of_several_processes_and_the_last_of_one():
     first, last = (f"{TRACEBACK}{kind}\n{LOGGED}" for kind in ("ValueError: 5 heads", "RuntimeError: closed by peer"))
-    for several, said in ((True, "ValueError: 5 heads"), (False, "RuntimeError: closed by peer")):
-        words = LastWords(several=several)
-        for line in (first + last).splitlines():
-            words.read(line)
-        assert str(words) == said
-    words = LastWords(several=True)
-    for line in (LOGGED + TORCHRUN.format(-9)).splitlines():
-        words.read(line)
+    assert str(last_words(first + last, several=True)) == "ValueError: 5 heads"
+    assert str(last_words(first + last, several=False)) == "RuntimeError: closed by peer"
+    lines = first.splitlines()[:5]
+    at_once = "\n".join(line for pair in zip([*lines, ""], ["", *lines], strict=True) for line in pair)
+    assert str(last_words(at_once, several=True)) == "ValueError: 5 heads"
+    words = last_words(LOGGED + TORCHRUN.format(-9), several=True)
     assert (words.killed, str(words)) == ("process 1 was killed by SIGKILL", f"Its last lines:\n  {LOGGED.strip()}")
 
 
