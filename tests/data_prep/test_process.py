@@ -100,7 +100,7 @@ CHAINED = "\nThe above exception was the direct cause of the following exception
     ("printed", "said"),
     [
         (f"{LOGGED}{TRACEBACK}ValueError: 5 heads\n", "ValueError: 5 heads"),
-        (f"{TRACEBACK}ValueError: 5 heads\n  and more\n", "ValueError: 5 heads\n    and more"),
+        (f"{TRACEBACK}ValueError: 5 heads\n\tand more\n", "ValueError: 5 heads\n  \tand more"),
         (f"{TRACEBACK}KeyError: 'a'\n{CHAINED}{TRACEBACK}ValueError: 5 heads\n", "ValueError: 5 heads"),
         (f"{LOGGED}error: cannot save it\n", "error: cannot save it"),
         ("usage: fairseq-train [-h]\nfairseq-train: error: argument --x\n", "fairseq-train: error: argument --x"),
