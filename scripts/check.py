@@ -24,7 +24,7 @@ from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import Command, Made, in_words, load_plugin, make_task, parse, without_memory
+from scripts.fairseq_io.models import Command, TaskAndModel, in_words, load_plugin, make_task, parse, without_memory
 from scripts.scoring.detokenise import SAME_UNITS
 
 NOWHERE = Path("no-data")
@@ -74,8 +74,8 @@ def check(config: Config, data: Path | None, devices: Devices) -> None:
     for run, running in zip(runs, all_running, strict=True):
         check_generation(run, running, made)
     check_scores(config)
-    if data is not None:
-        check_lengths(config, training, all_running[-1])
+    if data is not None and made is not None:
+        check_lengths(config, made, all_running[-1])
 
 
 def fairseq_commands(config: Config, data: Path, devices: Devices) -> Iterator[Command]:
@@ -107,7 +107,7 @@ def check_limits(command: Command, args: Namespace, limits: Mapping[str, Limit])
         raise command.refusal(name.replace("_", "-"), expected)
 
 
-def check_model(config: Config, train: Command, args: Namespace, data: Path | None) -> Made | None:
+def check_model(config: Config, train: Command, args: Namespace, data: Path | None) -> TaskAndModel | None:
     """Make what fairseq-train makes of its flags, on torch's meta device, with the dictionaries of ``data``.
 
     Without data the dictionaries are stand-ins, one for both languages if the dataset's is joined.
@@ -146,10 +146,10 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
             lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
     except Exception as error:  # of fairseq's many kinds
         raise UserError(f"{config.path}: {train.name} cannot make the {what}: {in_words(error)}") from error
-    return Made(task, model)
+    return TaskAndModel(args, cfg, task, model)
 
 
-def check_generation(run: Command, args: Namespace, made: Made | None) -> None:
+def check_generation(run: Command, args: Namespace, made: TaskAndModel | None) -> None:
     """Make the search of fairseq-generate, whose flags may contradict each other."""
     from fairseq.data import encoders
     from fairseq.tasks import TASK_REGISTRY
@@ -221,22 +221,20 @@ def check_units(config: Config, run: Command, args: Namespace) -> None:
         )
 
 
-def check_lengths(config: Config, args: Namespace, running: Namespace) -> None:
+def check_lengths(config: Config, made: TaskAndModel, running: Namespace) -> None:
     """Check that no line of validation and test is longer than the model reads, and than the batches it comes in.
 
     Args:
-        args: the flags of the training.
-        running: those with which the model is run over both sets.
+        made: what the flags of the training make.
+        running: the flags with which the model is run over both sets.
 
     Raises:
         UserError: it names the first such line, its length, the setting that limits it, and what to do.
     """
     import numpy as np
-    from fairseq import tasks
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    cfg = convert_namespace_to_omegaconf(args)
-    task, names = tasks.setup_task(cfg.task), commands.POSITIONS
+    args, cfg, task = made.args, made.cfg, made.task
+    names: tuple[str, ...] = commands.POSITIONS
     if config.metric == "perplexity":
         names = ("tokens-per-sample" if cfg.task.max_target_positions is None else "max-target-positions",)
     for part in ("valid", "test"):

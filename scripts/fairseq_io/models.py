@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 from data_prep.common.errors import UserError
@@ -115,13 +115,6 @@ def stand_in_dictionary(size: int) -> Any:
 
 
 TYPES = 1_000_000  # of a dictionary whose size is not known yet: more than any cut-off of an adaptive layer
-
-
-class Made(NamedTuple):
-    """A task, and its model without memory for the weights."""
-
-    task: Any
-    model: Any
 
 
 def make_task(cfg: Any, *, joined: bool, has_data: bool) -> Any:
