@@ -143,7 +143,6 @@ def test_from_binarised_data_to_a_row(data, finished):
         read_log(read_lines(seed / "checkpoints" / "train.log")).valid_loss,
     )
     assert (training["updates"], training["valid_loss"]) == (150, losses[150])
-    assert losses[150] < losses[25]  # MEASURED
     for name, language in (("source", "en"), ("reference", "de")):
         untouched = (data / "prepared" / "raw" / f"test.{language}").read_text()
         assert (seed / "hypotheses" / f"{name}.tok").read_text() == untouched.replace(".", " .")
