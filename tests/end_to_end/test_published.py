@@ -28,8 +28,8 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     assert good.startswith(GOOD)
     assert good.endswith("as published")
     found = json.loads((work / "scores" / GOOD / "scores" / "scores.json").read_text())
-    # Neither a model that knows nothing nor one that gets everything right, of which any search has the same score. It was
-    # 59.6 to 66.8 for three seeds, with AVX-512, AVX2 and without.
+    # Neither a model that knows nothing nor one that gets everything right, of which any search has the same score.
+    # It was 59.6 to 66.8 for three seeds, with AVX-512, AVX2 and without.
     assert 0 < found["sacrebleu"] < 100
     assert "beam:8|lenpen:1.0" in signature
     assert damaged.endswith("differs")
