@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from data_prep.archives import BUFFER, damage_told
+from data_prep.archives import BUFFER, damage_as_user_error
 from data_prep.common.errors import UserError
 from data_prep.common.files import POINTER
 from data_prep.text.characters import ZERO_WIDTH, drop_zero_width
@@ -72,7 +72,7 @@ class SuppliedText:
 
     def __iter__(self) -> Iterator[bytes]:
         """The lines without their ends, in UTF-8."""
-        with damage_told(str(self.path)):
+        with damage_as_user_error(str(self.path)):
             stream: Any = self.path.open("rb", BUFFER)
         with stream:
             self._check_kind(stream.peek(_HEAD)[:_HEAD])

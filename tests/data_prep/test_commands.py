@@ -170,15 +170,15 @@ def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, c
     folder = text_folder(tmp_path / "own", train=9)
     text = {f"train.{language}": str(folder / f"train.{language}") for language in LANGUAGES}
     given = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
-    for said in ("not complete yet", "nothing has changed", "given .*have changed", "nothing has changed"):
-        if "given" in said:
+    for said in ("not complete yet", "up to date", "your .*have changed", "up to date"):
+        if "your" in said:
             write_lines(tmp_path / "new", ["a line"] * 9)
             shutil.copy(tmp_path / "new", folder / "train.en")
         run(monkeypatch, *given)
         assert re.search(f"== download: .*{said}", capsys.readouterr().out)
     shutil.rmtree(folder)  # what was read is not asked for again
     run(monkeypatch, *given)
-    assert "nothing has changed" in capsys.readouterr().out
+    assert "up to date" in capsys.readouterr().out
 
 
 def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
@@ -188,8 +188,8 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
     file = own_dataset(tmp_path, **keys).file
     for said, change in {
         "not complete yet": lambda: pack(raw / "a.tgz", {"train.en": b"one line\n"}),
-        "nothing has changed": lambda: (raw / "else.txt").write_text("of something else"),
-        "a.tgz is gone or has changed": (out / "raw" / "a.tgz").unlink,
+        "up to date": lambda: (raw / "else.txt").write_text("of something else"),
+        "a.tgz is missing or has changed": (out / "raw" / "a.tgz").unlink,
     }.items():
         change()
         run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "download")

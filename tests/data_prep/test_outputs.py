@@ -47,7 +47,7 @@ def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(tmp_path:
     for refused in (act, remove):
         with pytest.raises(UserError) as said:
             refused(out)
-        assert "out would be replaced, and holds what this project did not write there as it is now: " in str(said)
+        assert "out would be replaced, and holds files that this project did not write, or that were edited since: " in str(said)
         assert f": {theirs.relative_to(tmp_path)}; move" in str(said.value)
     assert theirs.read_text() == "mine, by hand\n"
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["out"]
@@ -102,7 +102,7 @@ def test_work_that_was_begun_from_the_same_is_gone_on_with(tmp_path: Path, capsy
     write_lines(work_folder(tmp_path / "out", {"a": 1}) / "done", ["x"])
     assert read_lines(work_folder(tmp_path / "out", {"a": 1}) / "done") == ["x"]
     assert not (work_folder(tmp_path / "out", {"a": 2}) / "done").exists()
-    assert "begins" in capsys.readouterr().out
+    assert "from the beginning" in capsys.readouterr().out
 
 
 def test_one_run_writes_and_many_read(tmp_path: Path, monkeypatch):
