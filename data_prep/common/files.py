@@ -43,9 +43,12 @@ def open_counted(path: Path, advance: Advance) -> io.BufferedReader:
 
 def copy_file(source: Path, path: Path) -> None:
     """Copy a file and show the progress; ``path`` appears when it is complete."""
-    with progress(f"copying {source.name}", source.stat().st_size, "B") as advance:
-        with open_counted(source, advance) as original, atomic_file(path, "wb") as copy:
-            shutil.copyfileobj(original, copy, _BLOCK)
+    with (
+        progress(f"copying {source.name}", source.stat().st_size, "B") as advance,
+        open_counted(source, advance) as original,
+        atomic_file(path, "wb") as copy,
+    ):
+        shutil.copyfileobj(original, copy, _BLOCK)
 
 
 @contextmanager

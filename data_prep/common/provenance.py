@@ -34,9 +34,7 @@ def git_state() -> dict[str, Any] | None:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of the packages that results depend on; None for a missing package."""
-    installed = {
-        name: number for name, number in package_versions(PACKAGES).items() if number or name not in FAIRSEQ
-    }
+    installed = {name: number for name, number in package_versions(PACKAGES).items() if number or name not in FAIRSEQ}
     return {"python": platform.python_version(), **installed}
 
 

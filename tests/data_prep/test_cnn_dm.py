@@ -138,7 +138,7 @@ def shifted(collection: Collection) -> None:
             anonymised_rows,
             r"1 of 20 listed stories cannot be used, .* not in the archive \(1\)",
         ),
-        (lambda given: given.stories.clear(), STORIES, plain_rows, "cnn_stories.tgz holds no story and no offsets"),
+        (lambda given: given.stories.clear(), STORIES, plain_rows, "cnn_stories.tgz has no stories and no offsets"),
         (None, STORIES, anonymised_rows, "holds cnn/wayback_training_urls.txt, dailymail/wayback"),
     ],
 )

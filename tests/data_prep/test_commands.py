@@ -81,7 +81,7 @@ def test_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out, raw = tmp_path / "out", english(tmp_path / "raw")
     run(monkeypatch, "debian_summaries", "--accept-counts", "--raw", raw, "--out", out, "--to", "prepare")
     few = english(tmp_path / "few", count=4)
-    with pytest.raises(UserError, match="save_raw: there are no lines of"):
+    with pytest.raises(UserError, match="save_raw: the split .* does not exist"):
         prepare(load_dataset("debian_summaries"), raw=few, out=tmp_path / "none", workers=1, accept_counts=True)
     names = ("en_description", "en_synopsis")
     sides = {split: [lines_of(out / "prepared" / f"{split}.{side}") for side in names] for split in SPLITS}
@@ -240,10 +240,10 @@ def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixt
     for language in LANGUAGES:
         write_lines(tmp_path / dictionary(dataset, language), ["word 1"])
     go_on = rf"--accept-counts \(.* python -m data_prep iwslt14_de_en --out {tmp_path.parent} --accept-counts\)"
-    with pytest.raises(UserError, match=rf"dict.de.txt: got 5 types, expected 8,848 .* {go_on}$"):
+    with pytest.raises(UserError, match=rf"dict.de.txt: got 5 entries, expected 8,848 .* {go_on}$"):
         _check_vocab_size(dataset, tmp_path, tmp_path.parent, accept=False)
     _check_vocab_size(dataset, tmp_path, tmp_path.parent, accept=True)
-    assert "dict.en.txt: got 5 types, expected 6,632" in capsys.readouterr().out
+    assert "dict.en.txt: got 5 entries, expected 6,632" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", [None, "de"])
@@ -260,5 +260,5 @@ def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, monkeypatch, 
     for path in model.glob("dict*"):
         assert lines_of(out / path.name) == lines_of(path)
         write_lines(path, ["another 1"])
-    with pytest.raises(UserError, match=r"dict.* does not know 87.5% of the units of the test set"):
+    with pytest.raises(UserError, match=r"dict.* lacks 87.5% of the tokens of the test set"):
         binarise(dataset, prepared=ready, out=out, workers=2, dictionaries=model)

@@ -47,7 +47,10 @@ def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(tmp_path:
     for refused in (act, remove):
         with pytest.raises(UserError) as said:
             refused(out)
-        assert "out would be replaced, and holds files that this project did not write, or that were edited since: " in str(said)
+        assert (
+            "out would be replaced, and holds files that this project did not write, or that were edited since: "
+            in str(said)
+        )
         assert f": {theirs.relative_to(tmp_path)}; move" in str(said.value)
     assert theirs.read_text() == "mine, by hand\n"
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["out"]

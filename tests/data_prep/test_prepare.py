@@ -110,7 +110,7 @@ def test_lines_held_out_that_stand_in_train_are_counted_and_said(tmp_path: Path,
     counts = {"en": 3, "de": 3, "pairs": 2} if sides == 2 else {"en": 3}
     assert counts_of(out)["source"] == {"lines that stand in train, too": {"valid": counts}}
     said = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
-    assert f"note: valid has 5 lines; of these stand in train, too: {said}\n" in capsys.readouterr().out
+    assert f"note: valid has 5 lines; of these also in train: {said}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -163,7 +163,7 @@ def test_sentencepiece(tmp_path: Path, joint: bool, monkeypatch: pytest.MonkeyPa
 
 
 def test_more_units_than_a_text_has(tmp_path: Path):
-    with pytest.raises(UserError, match="cannot learn 100000 units from this text, which has room for") as refused:
+    with pytest.raises(UserError, match="cannot learn 100000 subwords from this text, but at most") as refused:
         made(tmp_path, PARTS, {"sentencepiece": {"units": 100_000}})
     allowed = int(re.findall(r"units: (\d+)", str(refused.value))[0])
     exact, fewer = (
@@ -221,9 +221,9 @@ INTO_VALID = {"hold_out": {"splits": ["train"], "into": "valid", "every": 3}}
         ({"test.en": b"", "test.de": b""}, STEPS, "a.tgz, test.en has no lines"),
         ({"train.de": b"10004 \xff\xfe\nx"}, STEPS, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
         ({"train.en": b"a\r\n" * 20}, [], "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
-        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: no line is left of train.*fewer than 90 words: 26"),
+        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: train has no lines left.*fewer than 90 words: 26"),
         ({}, CLEANED, r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw"),
-        ({}, [INTO_VALID], "the split valid is there already; give `into` another name"),
+        ({}, [INTO_VALID], "the split valid exists already; give `into` another name"),
         ({}, [{"tokenise": {"splits": ["x"]}}, INTO_X], "there is no split x when this step runs; there are train,"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
             f.write("\n# mended\n")
     prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
     said = capsys.readouterr().out
-    assert ("going on with what" in said) is goes_on
+    assert ("resuming with the results in" in said) is goes_on
     assert (f"begins {tmp_path / 'out'} anew" in said) is not goes_on
     assert (10_005 in numbers(lines_of(tmp_path / "out" / "train.de"))) is (edited != "raw/a.tgz")
 

@@ -260,7 +260,7 @@ def test_any_line_is_segmented_as_by_subword_nmt(codes: str, line: str):
 def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for text, engine, message in (
         ("#version: 0.2\na b c\n", "subword-nmt", "'a b c' is no merge"),
-        ("#version: 0.1\na b\n", "fastBPE", "codes begin with '#version: 0.1', expected"),
+        ("#version: 0.1\na b\n", "fastBPE", "codes start with '#version: 0.1', expected"),
     ):
         (tmp_path / "codes").write_text(text)
         with pytest.raises(UserError, match=message):
