@@ -37,8 +37,8 @@ def check_script(language: str, letters: Mapping[str, int], where: object) -> No
     words = _words_by_script(letters)
     (script, most), total = words.most_common(1)[0], words.total()
     expected = {VARIANTS.get(code, code) for code in scripts_of(language)}
-    share = sum(words[code] for code in expected) / total
-    fits = share >= _LEAST_SHARE if expected else not _needs_tokeniser(script)
+    has_expected = sum(words[code] for code in expected) >= _LEAST_SHARE * total
+    fits = has_expected if expected else not _needs_tokeniser(script)
     if fits or script == _OTHERS or 2 * most < total:
         return
     codes, name = codes_of(script), re.split("[-_]", language)[0]

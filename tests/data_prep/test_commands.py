@@ -144,7 +144,7 @@ def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.Mo
     ("files", "update", "message"),
     [
         (None, "", r"has no apt-get.*--raw DIR"),
-        ("abce", "echo W: no network", r"brought no Translation-de from Debian(.|\n)*W: no network"),
+        ("abce", "echo W: no network", r"apt has no Translation-de from Debian(.|\n)*W: no network"),
         ("", "echo E: broken >&2; exit 100", r"status 100(.|\n)*E: broken"),
     ],
 )
@@ -162,7 +162,7 @@ def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: p
     notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
     assert contents(tmp_path / "out") == {f"{name}_1_all.deb": b"a b c\n" for name in "abc"}
     assert notes == {"packages this release does not have": ["z"]}
-    with pytest.raises(UserError, match="apt knows none of 2 packages"):
+    with pytest.raises(UserError, match="apt has none of 2 packages"):
         apt.fetch_packages(["y", "z"], out=tmp_path)
 
 

@@ -73,9 +73,9 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<tmx version='1.4'>\n", "is marked up"),
         (POINTER, "my.en is a pointer of Git LFS in place of the file, .*: git lfs pull"),
         (b"one\rtwo\rthree\r", "where lines end with CR alone.*: tr"),
-        (b"", "my.en is empty; give text with one sentence a line"),
-        (b"x" * (_LONGEST + 1), "line 1: it goes on for 16,777,217 bytes or more"),
-        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8; .*GB18030.*leave such bytes out .iconv -c"),
+        (b"", "my.en is empty; give text with one sentence per line"),
+        (b"x" * (_LONGEST + 1), "line 1: it has 16,777,217 bytes or more"),
+        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8; .*GB18030.*drop such bytes .iconv -c"),
     ],
 )
 def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):
@@ -108,9 +108,9 @@ def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_p
     [
         (
             lambda path: path.symlink_to("train.en"),
-            r"train.en and .*/train.de are one file; give a file for each language",
+            r"train.en and .*/train.de are the same file; give a file for each language",
         ),
-        (lambda path: path.hardlink_to(path.with_name("train.en")), "are one file"),
+        (lambda path: path.hardlink_to(path.with_name("train.en")), "are the same file"),
         (os.mkfifo, r"/train.de is a pipe or a device, which can be read only once, .*; write it to a file"),
         (Path.mkdir, r"/train.de is a folder; give the text file of one language"),
         (lambda path: path.symlink_to("nowhere"), r"there is no .*/train.de"),
