@@ -30,7 +30,7 @@ class _CountedFile(io.FileIO):
         super().__init__(path, "rb")
         self._advance = advance
 
-    def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
+    def readinto(self, buffer: Any) -> int | None:
         count = super().readinto(buffer)
         self._advance(count or 0)
         return count

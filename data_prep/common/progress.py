@@ -24,6 +24,8 @@ from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BEFORE_FIRST_LINE = 10.0
+SECONDS_BEFORE_BAR = 1.0
+SECONDS_BETWEEN_BARS = 0.5
 SECONDS_BETWEEN_MEASUREMENTS = 1.0
 
 Advance = Callable[[int], object]
@@ -102,9 +104,9 @@ class _Bar(tqdm):
         if not self.unit.strip():
             state["bar_format"] = "{desc}: {elapsed}"
         elif self._as_lines:
-            done = "{percentage:.0f}% of {total_fmt}" if self.total else "{n_fmt}"
-            left = ", {remaining} left" if self.total else ""
-            state["bar_format"] = f"{{desc}}: {done}{{unit}}, {{rate_fmt}}{left}"
+            count = "{percentage:.0f}% of {total_fmt}" if self.total else "{n_fmt}"
+            remaining = ", {remaining} left" if self.total else ""
+            state["bar_format"] = f"{{desc}}: {count}{{unit}}, {{rate_fmt}}{remaining}"
         return state
 
 
@@ -137,8 +139,8 @@ def _bar(title: str, total: int | None, unit: str) -> Iterator[_Bar]:
         file=sys.stderr if live else _Lines(sys.stderr),
         leave=False,
         dynamic_ncols=True,
-        delay=1.0 if live else SECONDS_BEFORE_FIRST_LINE,
-        mininterval=0.5 if live else SECONDS_BETWEEN_LINES,
+        delay=SECONDS_BEFORE_BAR if live else SECONDS_BEFORE_FIRST_LINE,
+        mininterval=SECONDS_BETWEEN_BARS if live else SECONDS_BETWEEN_LINES,
         miniters=0,
         smoothing=0,  # the speed and the time left are those of the whole work so far
     ) as bar:

@@ -54,7 +54,7 @@ def _summaries(options: Debian, in_splits: Sequence[tuple[str, Description]], re
 
 
 def _lines(options: Debian, in_splits: Sequence[tuple[str, Description]], report: dict[str, Any]) -> Rows:
-    """Yield every synopsis and paragraph once. Short ones that families share stay in test before valid before train."""
+    """Yield every synopsis and paragraph once. Those of several families stay in test before valid before train."""
     seen: set[str] = set()
     counts: Counter[str] = Counter()
     for name in reversed(SPLITS):

@@ -94,8 +94,8 @@ class Engine:
         if empty := [split for split in result.lines if split in SPLITS and not result.lines[split]]:
             reasons = sum((Counter(entry.get("dropped", {})) for entry in log), Counter[str]())
             raise UserError(
-                f"empty corpus: {' and '.join(empty)} has no lines left ({result}; {_in_words(reasons)}); look at the "
-                "raw text and at the steps in the dataset's YAML, or give more text"
+                f"empty corpus: no lines are left in {' and '.join(empty)} ({result}; {_in_words(reasons)}); look at "
+                "the raw text and at the steps in the dataset's YAML, or give more text"
             )
         return result
 

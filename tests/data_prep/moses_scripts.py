@@ -73,8 +73,8 @@ class Scripts:
 def run_perl(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
     """Return what a Perl program prints for these lines."""
     text = "".join(f"{line}\n" for line in lines).encode()
-    done = subprocess.run(["perl", *arguments], input=text, capture_output=True, check=True, timeout=120)
-    *printed, end = done.stdout.decode().split("\n")
+    result = subprocess.run(["perl", *arguments], input=text, capture_output=True, check=True, timeout=120)
+    *printed, end = result.stdout.decode().split("\n")
     assert end == ""
     assert len(printed) == len(lines)
     return printed

@@ -42,15 +42,15 @@ def all_of_them(article: str, summary: str) -> Examples:
 
 @pytest.mark.parametrize(("cnn", "dailymail"), [("bytes", "characters"), ("characters", "bytes")])
 def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, cnn: str, dailymail: str):
-    collection, other = Collection(unit=dailymail), Collection(unit=cnn)
-    collection.metadata |= {name: data for name, data in other.metadata.items() if "/cnn/" in name}
+    collection, cnn_collection = Collection(unit=dailymail), Collection(unit=cnn)
+    collection.metadata |= {name: data for name, data in cnn_collection.metadata.items() if "/cnn/" in name}
     examples, report = rebuilt(collection.write(tmp_path))
     assert examples == all_of_them(ARTICLE, SUMMARY)
     for corpus, unit in (("cnn", cnn), ("dailymail", dailymail)):
-        said = report[f"{corpus}: offsets"]
-        assert (said["count"], said["stories that tell"], said[f"out of place as {unit}"]) == (unit, 10, 0)
+        evidence = report[f"{corpus}: offsets"]
+        assert (evidence["count"], evidence["stories that tell"], evidence[f"out of place as {unit}"]) == (unit, 10, 0)
         other_unit = {"bytes": "characters", "characters": "bytes"}[unit]
-        assert said[f"out of place as {other_unit}"] > said["tokens in them"] / 3
+        assert evidence[f"out of place as {other_unit}"] > evidence["tokens in them"] / 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*ARCHIVES, *LISTS])
     assert rebuilt(tmp_path, STORIES, plain_rows)[0] == all_of_them(PLAIN, PLAIN_SUMMARY)
 
@@ -77,8 +77,12 @@ def change(collection: Collection, kind: str, data: bytes | None, number: int = 
 
 
 def only(paragraphs: tuple[str, ...], highlights: tuple[str, ...]) -> dict[str, bytes | None]:
-    one = Story("", paragraphs, highlights, story("cnn", 0).entities)
-    return {"stories": one.text.encode(), "tokens": one.tokens().encode(), "entities": one.entity_file().encode()}
+    example = Story("", paragraphs, highlights, story("cnn", 0).entities)
+    return {
+        "stories": example.text.encode(),
+        "tokens": example.tokens().encode(),
+        "entities": example.entity_file().encode(),
+    }
 
 
 UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
@@ -133,13 +137,18 @@ def shifted(collection: Collection) -> None:
             r"cnn: the token offsets do not fit the stories: got \d+ of \d+ as bytes and",
         ),
         (
-            lambda given: change(given, "stories", None),
+            lambda collection: change(collection, "stories", None),
             ARCHIVES,
             anonymised_rows,
             r"1 of 20 listed stories cannot be used, .* not in the archive \(1\)",
         ),
-        (lambda given: given.stories.clear(), STORIES, plain_rows, "cnn_stories.tgz has no stories and no offsets"),
-        (None, STORIES, anonymised_rows, "holds cnn/wayback_training_urls.txt, dailymail/wayback"),
+        (
+            lambda collection: collection.stories.clear(),
+            STORIES,
+            plain_rows,
+            "cnn_stories.tgz has no stories and no offsets",
+        ),
+        (None, STORIES, anonymised_rows, "has cnn/wayback_training_urls.txt, dailymail/wayback"),
     ],
 )
 def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, files, rows, message: str):
@@ -192,7 +201,7 @@ words = st.lists(st.text(alphabet="aéß–“中𝄞", min_size=1, max_size=5),
 
 @given(words, words, st.sampled_from(["bytes", "characters"]))
 def test_any_story_comes_back_from_its_offsets(article: list[str], highlight: list[str], unit: str):
-    one = Story("x", (" ".join(article),), (" ".join(highlight),), {})
-    spans = parse_tokens(one.tokens(unit))
-    pair = cnn_dm.anonymised_pair(one.text, spans, [], unit=unit, report=Counter())
+    example = Story("x", (" ".join(article),), (" ".join(highlight),), {})
+    spans = parse_tokens(example.tokens(unit))
+    pair = cnn_dm.anonymised_pair(example.text, spans, [], unit=unit, report=Counter())
     assert [side.replace(" ", "") for side in pair] == ["".join(article), "".join(highlight)]

@@ -45,13 +45,15 @@ def test_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.Monkey
     ready = tmp_path / "prepared"
     counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
     assert counts["source"]["en"]["descriptions"] == 400
-    lost = sum(sum(entry.get("dropped", {}).values()) for entry in counts["steps"])
-    assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + lost == 3 * 342
+    dropped = sum(sum(entry.get("dropped", {}).values()) for entry in counts["steps"])
+    assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + dropped == 3 * 342
     for split in SPLITS:
         sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
         for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
-            left, right = ({word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row)
-            assert left == right
+            english_numbers, german_numbers = (
+                {word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row
+            )
+            assert english_numbers == german_numbers
     tokens, untokenised = (" ".join(lines_of(ready / name)).replace("@@ ", "") for name in ("train.en", "raw/test.en"))
     assert "the library , wrapped | over two lines ." in tokens
     assert " & friends" in tokens
@@ -81,7 +83,7 @@ def test_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out, raw = tmp_path / "out", english(tmp_path / "raw")
     run(monkeypatch, "debian_summaries", "--accept-counts", "--raw", raw, "--out", out, "--to", "prepare")
     few = english(tmp_path / "few", count=4)
-    with pytest.raises(UserError, match="save_raw: the split .* does not exist"):
+    with pytest.raises(UserError, match=r"save_raw: the split .* does not exist"):
         prepare(load_dataset("debian_summaries"), raw=few, out=tmp_path / "none", workers=1, accept_counts=True)
     names = ("en_description", "en_synopsis")
     sides = {split: [lines_of(out / "prepared" / f"{split}.{side}") for side in names] for split in SPLITS}
@@ -124,11 +126,11 @@ def test_raw_files_that_cannot_be_used(tmp_path: Path, monkeypatch, name: str, d
     raw = translations(tmp_path / "copied")
     (raw / "Translation-de").unlink()
     (raw / name).write_bytes(data)
-    before = contents(raw)
+    original = contents(raw)
     with pytest.raises(UserError, match=message):
         run(monkeypatch, "debian_en_de", "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
     assert not (tmp_path / "out" / "prepared").exists()
-    assert contents(raw) == before
+    assert contents(raw) == original
 
 
 def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -169,15 +171,15 @@ def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: p
 def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, capsys):
     folder = text_folder(tmp_path / "own", train=9)
     text = {f"train.{language}": str(folder / f"train.{language}") for language in LANGUAGES}
-    given = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
-    for said in ("not complete yet", "up to date", "your .*have changed", "up to date"):
-        if "your" in said:
+    arguments = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
+    for message in ("not complete yet", "up to date", "your .*have changed", "up to date"):
+        if "your" in message:
             write_lines(tmp_path / "new", ["a line"] * 9)
             shutil.copy(tmp_path / "new", folder / "train.en")
-        run(monkeypatch, *given)
-        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
+        run(monkeypatch, *arguments)
+        assert re.search(f"== download: .*{message}", capsys.readouterr().out)
     shutil.rmtree(folder)  # what was read is not asked for again
-    run(monkeypatch, *given)
+    run(monkeypatch, *arguments)
     assert "up to date" in capsys.readouterr().out
 
 
@@ -186,22 +188,22 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
     splits = {split: [{"file": "a.tgz", "members": {"en": f"{split}.en"}}] for split in SPLITS}
     keys: dict[str, Any] = {"kind": "archives", "target": None, "files": {"a.tgz": {}}, "splits": splits}
     file = own_dataset(tmp_path, **keys).file
-    for said, change in {
+    for message, change in {
         "not complete yet": lambda: pack(raw / "a.tgz", {"train.en": b"one line\n"}),
         "up to date": lambda: (raw / "else.txt").write_text("of something else"),
         "a.tgz is missing or has changed": (out / "raw" / "a.tgz").unlink,
     }.items():
         change()
         run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "download")
-        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
+        assert re.search(f"== download: .*{message}", capsys.readouterr().out)
 
 
 def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each of them in a line of its own, and at its end, up to what fairseq has read."""
     odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
     rows = [
-        (f"{one} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", other)
-        for n, (one, other) in enumerate(corpora.pairs(LANGUAGES, 80, 10_000))
+        (f"{english} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", german)
+        for n, (english, german) in enumerate(corpora.pairs(LANGUAGES, 80, 10_000))
     ]
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
@@ -219,19 +221,19 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
 def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
     dataset = own_dataset(tmp_path, binarise={"joined_dictionary": True})
-    folder, made = tmp_path / "a comma, a blank", []
+    folder, results = tmp_path / "a comma, a blank", []
     folder.mkdir()
     ready = text_folder(folder / "ready", train=9, valid=2, test=3)
     for workers in (1, 4):  # of which some get no line
         binarise(dataset, prepared=ready, out=folder / "out", workers=workers)
-        made.append({name: data for name, data in contents(folder / "out").items() if name != "preprocess.log"})
-    assert made[0] == made[1]
-    assert len(made[0]) == 14
+        results.append({name: data for name, data in contents(folder / "out").items() if name != "preprocess.log"})
+    assert results[0] == results[1]
+    assert len(results[0]) == 14
     limits: dict = {"threshold_source": 1, "threshold_target": 2, "nwords_source": 3, "nwords_target": 4}
     dataset = replace(dataset, binarise=replace(dataset.binarise, joined_dictionary=False, **limits))
     command = _command(dataset, tmp_path, ("train",), 1, None)
-    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
-    assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
+    flags = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
+    assert flags == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
 
 

@@ -51,11 +51,11 @@ def packages(folder: Path, **options: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("compression", ["xz", "gz"])
+@pytest.mark.parametrize("compression", ["xz", "gz", "zst"])
 def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
     report: dict[str, Any] = {}
-    found = list(rows(dataset(), packages(tmp_path / "raw", compression=compression), report))
-    assert found == [
+    pairs = list(rows(dataset(), packages(tmp_path / "raw", compression=compression), report))
+    assert pairs == [
         ("train", pair)
         for pair in (
             # in the order of their paths; the page's paragraph is the manual's, and stays out
@@ -76,7 +76,7 @@ def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
 def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Path):
     folder = packages(tmp_path / "raw")
     names = ("usr/share/man/de/man1/{}.1.gz", "usr/share/man/man1/{}.1.gz")
-    bad = {
+    damaged = {
         "usr/share/help/de/ls/a.page": HELP.format("x", "y").encode()[:-3],
         "usr/share/locale/de/LC_MESSAGES/ls.mo": catalogue(MESSAGES)[:-9],
         names[0].format("mdoc"): b".Dd today\n.Sh NAME\n",
@@ -84,10 +84,10 @@ def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Pa
         names[0].format("other"): MAN.format("hat 10, 20 und", "30").encode() + b".PP\n40\n.PP\n50\n.PP\n60\n",
         names[1].format("other"): MAN.format("has 11, 21 and", "31").encode() + b".PP\n41\n.PP\n51\n.PP\n61\n",
     }
-    whole = gzip.compress(MAN.format(*GERMAN).encode())
-    for n, data in enumerate((whole[:12] + b"\xff" * 9 + whole[21:], whole[:30], whole[:-6] + b"123456")):
-        bad |= {names[0].format(n): data, names[1].format(n): whole}
-    package(folder, "bad", bad)  # first in the order of names, hence its help is taken
+    page = gzip.compress(MAN.format(*GERMAN).encode())
+    for n, data in enumerate((page[:12] + b"\xff" * 9 + page[21:], page[:30], page[:-6] + b"123456")):
+        damaged |= {names[0].format(n): data, names[1].format(n): page}
+    package(folder, "damaged", damaged)  # first in the order of names, hence its help is taken
     report: dict[str, Any] = {}
     assert len(list(rows(dataset(), folder, report))) == 6
     read = report["read"]
@@ -97,12 +97,12 @@ def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Pa
 
 def test_what_is_cut_or_no_package_is_refused(tmp_path: Path):
     path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     assert next(name for name, _ in read_package(path)) == "control"
-    bad = [whole[:size] for size in [*random.Random(1).sample(range(len(whole) - 1), 40), 0, 7, 8, 60, 68]]
+    damaged = [complete[:size] for size in [*random.Random(1).sample(range(len(complete) - 1), 40), 0, 7, 8, 60, 68]]
     for name in (b"data.tar.zz", b"control.tar"):
-        bad.append(whole.replace(b"data.tar.xz", name))
-    for data in (*bad, whole.replace(b"!<arch>", b"!<arsh>")):
+        damaged.append(complete.replace(b"data.tar.xz", name))
+    for data in (*damaged, complete.replace(b"!<arch>", b"!<arsh>")):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"not a Debian package that can be read .*fetch it again"):
             list(read_package(path))
@@ -123,10 +123,10 @@ def test_sources_of_two_versions_are_one(control: str, source: str):
 
 def test_packages_come_from_a_folder(tmp_path: Path):
     raw, out = packages(tmp_path / "raw"), tmp_path / "out"
-    given = dataset(packages=("ls", "ls-l10n", "absent"))
-    manifest = download(given, raw=raw, out=out)
+    docs = dataset(packages=("ls", "ls-l10n", "absent"))
+    manifest = download(docs, raw=raw, out=out)
     assert manifest["packages not in the folder given with --raw"] == ["absent"]
     assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
     assert all((out / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
     with pytest.raises(UserError, match="has none of the packages"):
-        download(given, raw=tmp_path, out=out)
+        download(docs, raw=tmp_path, out=out)

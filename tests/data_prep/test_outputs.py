@@ -45,13 +45,13 @@ def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(tmp_path:
         theirs.parent.mkdir()
     theirs.write_text("mine, by hand\n")
     for refused in (act, remove):
-        with pytest.raises(UserError) as said:
+        with pytest.raises(UserError) as error:
             refused(out)
         assert (
             "out would be replaced, and holds files that this project did not write, or that were edited since: "
-            in str(said)
+            in str(error)
         )
-        assert f": {theirs.relative_to(tmp_path)}; move" in str(said.value)
+        assert f": {theirs.relative_to(tmp_path)}; move" in str(error.value)
     assert theirs.read_text() == "mine, by hand\n"
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["out"]
     theirs.unlink()

@@ -27,7 +27,7 @@ TWO = [("NAME", "name"), ("ls", "ls")]
 
 
 @pytest.mark.parametrize(
-    ("page", "other", "aligned"),
+    ("page", "foreign", "aligned"),
     [
         (PAGE, translated(), ([(text, text.lower()) for _, text in PAGE], True)),
         (PAGE, translated((4, None)), (TWO, False)),  # a section that differs is left out, the document not held out
@@ -37,8 +37,8 @@ TWO = [("NAME", "name"), ("ls", "ls")]
         (NUMBERS, NUMBERS[1:] + NUMBERS[:1], None),  # documents that do not belong together
     ],
 )
-def test_documents_are_paired_block_by_block(page: list[Block], other: list[Block], aligned: object):
-    assert align(page, other) == aligned
+def test_documents_are_paired_block_by_block(page: list[Block], foreign: list[Block], aligned: object):
+    assert align(page, foreign) == aligned
 
 
 LONG = "a very long sentence that goes on and on for ever and ever"
@@ -63,7 +63,7 @@ def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair
 
 
 @pytest.mark.parametrize(
-    ("english", "other", "language", "reason"),
+    ("english", "foreign", "language", "reason"),
     [
         ("Open the file now", "Die Datei jetzt öffnen", "de", None),
         ("Open it", "Öffne sie", "de", "fewer than 3 words"),
@@ -80,8 +80,8 @@ def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair
         ("Open the file now", "Datei jetzt öffnen", "zh_CN", "not translated"),
     ],
 )
-def test_faults(english: str, other: str, language: str, reason: str | None):
-    assert fault(english, other, language=language) == reason
+def test_faults(english: str, foreign: str, language: str, reason: str | None):
+    assert fault(english, foreign, language=language) == reason
 
 
 def test_near_duplicates_differ_in_figures_case_signs_and_placeholders():
@@ -98,7 +98,7 @@ def unlike(source: str, count: int) -> list[Row]:
     texts = (
         [" ".join(word(n) + source + side for n in range(6 * k, 6 * k + 6)) for side in "ex"] for k in range(count)
     )
-    return [Row(source, "kind", True, (english, other)) for english, other in texts]
+    return [Row(source, "kind", True, (english, foreign)) for english, foreign in texts]
 
 
 SOURCES = ["".join(pair) for pair in product("klmnopqrst", repeat=2)]
@@ -141,8 +141,8 @@ def test_so_many_of_a_package_and_so_many_in_all(monkeypatch: pytest.MonkeyPatch
 
 
 def test_near_duplicates_stay_once_and_in_train():
-    left, right = unlike(TRAINS, 1)[0].pair
-    parts, report = split([Row(HELD, "kind", True, (f"{left.upper()} !", f"({right})")), *ROWS])
+    english, foreign = unlike(TRAINS, 1)[0].pair
+    parts, report = split([Row(HELD, "kind", True, (f"{english.upper()} !", f"({foreign})")), *ROWS])
     assert parts == split(ROWS)[0]
     assert report["near-duplicates"] == 1
 
@@ -160,7 +160,7 @@ HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of f
 
 
 @pytest.mark.parametrize(
-    ("english", "other", "exact", "held_out"),
+    ("english", "foreign", "exact", "held_out"),
     [
         ("new words only in this line", "Nur neue Wörter", True, True),
         ("new words only in this line", "Nur neue Wörter", False, False),
@@ -174,6 +174,6 @@ HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of f
         ("new words only in this line", f"{OTHER} eins zwei", True, True),
     ],
 )
-def test_a_line_is_held_out_that_is_whole_and_new(english: str, other: str, *, exact: bool, held_out: bool):
-    parts, _ = split([*ROWS, Row(HELD, "kind", exact, (english, other))])
-    assert ((english, other) in parts["test"]) == held_out
+def test_a_line_is_held_out_that_is_whole_and_new(english: str, foreign: str, *, exact: bool, held_out: bool):
+    parts, _ = split([*ROWS, Row(HELD, "kind", exact, (english, foreign))])
+    assert ((english, foreign) in parts["test"]) == held_out

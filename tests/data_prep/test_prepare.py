@@ -45,8 +45,8 @@ def made(folder: Path, rows: list[Row] | dict[str, list[Row]], *steps: Any, side
     """Prepare a user's corpus in one piece, or its splits, by these steps."""
     out = folder / f"out{len(list(folder.iterdir()))}"
     (folder / "raw").mkdir(exist_ok=True)
-    for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
-        for name, data in corpora.sides(f"{split}.{{}}", given, LANGUAGES[:sides]).items():
+    for split, split_rows in rows.items() if isinstance(rows, dict) else [("train", rows)]:
+        for name, data in corpora.sides(f"{split}.{{}}", split_rows, LANGUAGES[:sides]).items():
             (folder / "raw" / name).write_bytes(data)
     dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
     prepare(dataset, raw=folder / "raw", out=out, workers=workers)
@@ -83,16 +83,20 @@ def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
     for side in (0, 1):
         sets = [{row[side].lower() for row in split} for split in splits.values()]
         assert len(set().union(*sets)) == sum(map(len, sets))
-    where = [split_of(row[0], valid_percent=10, test_percent=10) for row in rows]
-    assert splits["test"] == [row for row, split in zip(rows, where, strict=True) if split == "test"]
-    taken = {row[1].lower() for row in splits["test"]}
-    valid = [row for row, split in zip(rows, where, strict=True) if split == "valid" and row[1].lower() not in taken]
+    row_splits = [split_of(row[0], valid_percent=10, test_percent=10) for row in rows]
+    assert splits["test"] == [row for row, split in zip(rows, row_splits, strict=True) if split == "test"]
+    test_lines = {row[1].lower() for row in splits["test"]}
+    valid = [
+        row
+        for row, split in zip(rows, row_splits, strict=True)
+        if split == "valid" and row[1].lower() not in test_lines
+    ]
     assert splits["valid"] == valid
     (entry,) = [entry for entry in counts_of(out)["steps"] if entry["step"] == "split_by_hash"]
     assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, splits.values()))
-    assert entry["moved"] == {split: len(found) for split, found in splits.items()}
-    given = dict.fromkeys(SPLITS, rows)  # splits of its own
-    assert rows_of(made(tmp_path, given, BY_HASH)) == given
+    assert entry["moved"] == {split: len(split_rows) for split, split_rows in splits.items()}
+    own_splits = dict.fromkeys(SPLITS, rows)  # splits of its own
+    assert rows_of(made(tmp_path, own_splits, BY_HASH)) == own_splits
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -109,8 +113,8 @@ def test_lines_held_out_that_stand_in_train_are_counted_and_said(tmp_path: Path,
     assert rows_of(out, sides=sides) == {split: [row[:sides] for row in part] for split, part in rows.items()}
     counts = {"en": 3, "de": 3, "pairs": 2} if sides == 2 else {"en": 3}
     assert counts_of(out)["source"] == {"lines that stand in train, too": {"valid": counts}}
-    said = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
-    assert f"note: valid has 5 lines; of these also in train: {said}\n" in capsys.readouterr().out
+    numbers = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
+    assert f"note: valid has 5 lines; of these also in train: {numbers}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -123,9 +127,9 @@ def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
 
 def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
     step = {"clean_corpus": {"splits": ["train"], "min_tokens": 1, "max_tokens": 9}}
-    given: list[Row] = [(" a |  b", "c|d "), ("e ", "f" * 9)]
-    found = rows_of(made(tmp_path, dict.fromkeys(SPLITS, given), step))
-    assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
+    rows: list[Row] = [(" a |  b", "c|d "), ("e ", "f" * 9)]
+    cleaned = rows_of(made(tmp_path, dict.fromkeys(SPLITS, rows), step))
+    assert (cleaned["train"], cleaned["test"]) == ([("a b", "cd"), ("e", "f" * 9)], rows)
 
 
 def test_an_engine_of_bpe_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -137,9 +141,9 @@ def test_an_engine_of_bpe_that_is_not_installed(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("step", [{"bpe": {"merges": 30}}, {"sentencepiece": {"units": 90}}])
 def test_other_splits_stay_whole(tmp_path: Path, step: dict[str, dict[str, Any]]):
     ((name, parameters),) = step.items()
-    found = rows_of(made(tmp_path, PARTS, {name: parameters | {"splits": ["train"]}}))
-    assert found["valid"] == PARTS["valid"]
-    assert found["train"] != PARTS["train"]
+    rows = rows_of(made(tmp_path, PARTS, {name: parameters | {"splits": ["train"]}}))
+    assert rows["valid"] == PARTS["valid"]
+    assert rows["train"] != PARTS["train"]
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -177,10 +181,10 @@ def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(corpus, "CHUNK", 3)
     for language in LANGUAGES:
         (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
-    found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
+    text = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
     with corpus.Pool(1) as pool, ExitStack() as stack:
-        taken = list(learn._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
-    assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
+        sample = list(learn._sample(corpus.Context(text, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
+    assert sample == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 
 def source(name: str, archive: str) -> dict[str, Any]:
@@ -202,8 +206,8 @@ def from_archive(
     members = {name: data for name, data in (MEMBERS | dict(changed)).items() if data is not None}
     pack(folder / "raw" / "a.tgz", members)
     splits = {split: [source(split, "a.tgz") | dict(train if split == "train" else ())] for split in SPLITS}
-    given = own_dataset(folder, *steps, kind="archives", files={"a.tgz": {}}, splits=splits, **more)
-    prepare(given, raw=folder / "raw", out=folder / "out", workers=1, accept_counts=accept)
+    dataset = own_dataset(folder, *steps, kind="archives", files={"a.tgz": {}}, splits=splits, **more)
+    prepare(dataset, raw=folder / "raw", out=folder / "out", workers=1, accept_counts=accept)
     return folder / "out"
 
 
@@ -221,7 +225,7 @@ INTO_VALID = {"hold_out": {"splits": ["train"], "into": "valid", "every": 3}}
         ({"test.en": b"", "test.de": b""}, STEPS, "a.tgz, test.en has no lines"),
         ({"train.de": b"10004 \xff\xfe\nx"}, STEPS, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
         ({"train.en": b"a\r\n" * 20}, [], "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
-        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: train has no lines left.*fewer than 90 words: 26"),
+        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: no lines are left in train.*fewer than 90 words: 26"),
         ({}, CLEANED, r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw"),
         ({}, [INTO_VALID], "the split valid exists already; give `into` another name"),
         ({}, [{"tokenise": {"splits": ["x"]}}, INTO_X], "there is no split x when this step runs; there are train,"),
@@ -278,9 +282,9 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
     monkeypatch.setattr(corpus, "CHUNK", 8)
     rows = pairs(LANGUAGES, 30, 10_000)
     rows = [*rows, *rows[:7], ("", "leer"), *rows[3:5]]
-    two = corpora.sides("two.{}", [*pairs(LANGUAGES, 10, 11_000), *rows[:2]], LANGUAGES)
+    second = corpora.sides("two.{}", [*pairs(LANGUAGES, 10, 11_000), *rows[:2]], LANGUAGES)
     pack(tmp_path / "raw" / "a.tgz", corpora.sides("one.{}", rows, LANGUAGES))
-    pack(tmp_path / "raw" / "b.zip", two | corpora.sides("test.{}", pairs(LANGUAGES, 6, 20_000), LANGUAGES))
+    pack(tmp_path / "raw" / "b.zip", second | corpora.sides("test.{}", pairs(LANGUAGES, 6, 20_000), LANGUAGES))
     return own_dataset(
         tmp_path,
         {"save_raw": {"splits": ["test"]}},
@@ -347,9 +351,9 @@ def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
         with open(tmp_path / edited, "a") as f:
             f.write("\n# mended\n")
     prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
-    said = capsys.readouterr().out
-    assert ("resuming with the results in" in said) is goes_on
-    assert (f"begins {tmp_path / 'out'} anew" in said) is not goes_on
+    output = capsys.readouterr().out
+    assert ("resuming with the results in" in output) is goes_on
+    assert (f"starting {tmp_path / 'out'} from the beginning" in output) is not goes_on
     assert (10_005 in numbers(lines_of(tmp_path / "out" / "train.de"))) is (edited != "raw/a.tgz")
 
 

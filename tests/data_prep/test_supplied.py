@@ -72,7 +72,7 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
         (b'<srcset setid="newstest" srclang="any">\n', r"is marked up \(XML, SGM, TMX or HTML\).*: take the sentences"),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<tmx version='1.4'>\n", "is marked up"),
         (POINTER, "my.en is a pointer of Git LFS in place of the file, .*: git lfs pull"),
-        (b"one\rtwo\rthree\r", "where lines end with CR alone.*: tr"),
+        (b"one\rtwo\rthree\r", "if lines end with CR alone.*: tr"),
         (b"", "my.en is empty; give text with one sentence per line"),
         (b"x" * (_LONGEST + 1), "line 1: it has 16,777,217 bytes or more"),
         (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8; .*GB18030.*drop such bytes .iconv -c"),
@@ -85,9 +85,9 @@ def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, d
 
 @pytest.mark.parametrize("units", [bpe, sentencepiece])
 def test_what_lies_in_place_of_a_model_of_units_is_said(tmp_path, units):
-    for data, said in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page")):
+    for data, message in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page")):
         (tmp_path / "model").write_bytes(data)
-        with pytest.raises(UserError, match=f"model.*({said})"):
+        with pytest.raises(UserError, match=f"model.*({message})"):
             units.encoder(codes=str(tmp_path / "model"))
 
 
@@ -120,10 +120,10 @@ def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_p
 def test_what_is_no_file_of_one_language_is_refused(tmp_path, make, message):
     """By the dataset, and before it by the command that writes one."""
     (tmp_path / "train.en").write_bytes(GOOD)
-    make(other := tmp_path / "train.de")
+    make(target := tmp_path / "train.de")
     with pytest.raises(UserError, match=message):
         download(own_dataset(tmp_path), raw=tmp_path, out=tmp_path / "out")
-    command = ["text", "--src", str(tmp_path / "train.en"), "--tgt", str(other), "--source", "en", "--target", "de"]
+    command = ["text", "--src", str(tmp_path / "train.en"), "--tgt", str(target), "--source", "en", "--target", "de"]
     with pytest.raises(UserError, match="cannot read" if "there is no" in message else message):
         own_text.main(command)
 

@@ -309,7 +309,7 @@ def test_pieces_are_the_line_and_end_at_spaces_where_they_can(text: str, longest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentencepiece, "_PIECE", sentencepiece._piece(longest))
         pieces = list(sentencepiece.pieces_to_learn_from(line))
-    assert "".join(pieces).replace(" ", "") == line.translate({ord(each): None for each in " ▅"})
+    assert "".join(pieces).replace(" ", "") == line.translate({ord(sign): None for sign in " ▅"})
     assert all(0 < len(piece.encode()) <= longest for piece in pieces)
     if all(len(word.encode()) <= longest for word in line.split()):
         assert " ".join(pieces).split() == line.replace("▅", " ").split()

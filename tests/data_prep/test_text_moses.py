@@ -55,8 +55,8 @@ ALL = [chr(code) for code in (*range(0x32400), *range(0xE0000, 0xE1000)) if not 
 @pytest.fixture(scope="module")
 def characters() -> list[str]:
     """All characters but those that this Perl knows from a Unicode after 14, which the table follows."""
-    kept = run_perl(["-CSD", "-nle", r"print /\p{Present_In: 14.0}|\P{Assigned}/ ? 1 : 0"], ALL)
-    return [character for character, keep in zip(ALL, kept, strict=True) if keep == "1"]
+    is_known = run_perl(["-CSD", "-nle", r"print /\p{Present_In: 14.0}|\P{Assigned}/ ? 1 : 0"], ALL)
+    return [character for character, flag in zip(ALL, is_known, strict=True) if flag == "1"]
 
 
 def test_classes_of_characters_are_those_of_perl(characters: list[str]):
@@ -65,11 +65,13 @@ def test_classes_of_characters_are_those_of_perl(characters: list[str]):
     unspaced = {script: rf"(?=[\p{{Alphabetic}}\p{{M}}])\p{{scx={script}}}" for script in UNSPACED}
     patterns = [*(rf"\p{{{name}}}" for name in names.values()), *unspaced.values()]
     theirs = ", ".join(f"(/{pattern}/ ? 1 : 0)" for pattern in patterns)
-    said = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
+    perl = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
     ours = [getattr(Classes(UNICODE), name) for name in names]
-    classes = [re.compile(f"[{each}]") for each in (*ours, *(properties()[f"Letters_of_{each}"] for each in unspaced))]
-    members = [set(each.findall("".join(characters))) for each in classes]
-    assert said == ["".join("01"[character in each] for each in members) for character in characters]
+    classes = [
+        re.compile(f"[{ranges}]") for ranges in (*ours, *(properties()[f"Letters_of_{script}"] for script in unspaced))
+    ]
+    members = [set(pattern.findall("".join(characters))) for pattern in classes]
+    assert perl == ["".join("01"[character in matching] for matching in members) for character in characters]
     lines = [f"a{character}B" for character in characters]
     assert list(map(remove_non_printing, lines)) == run_perl(["-CSD", "-ple", r"s/\p{C}/ /g"], lines)
     assert list(map(lowercase, lines)) == run_perl(["-CSD", "-ple", "$_ = lc"], lines)

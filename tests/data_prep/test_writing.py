@@ -35,12 +35,12 @@ HISTORIC = ["Ahom", "Brah", "Diak", "Gran", "Maka", "Nshu", "Tang"]
 
 def test_scripts_without_spaces_are_those_in_which_a_line_breaks_without_them():
     """And Tibetan, where it breaks after the mark that ends a syllable."""
-    others = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in (*NOT_OURS, *HISTORIC)) + "]")
-    letters = [each for each in BREAKS.findall(ALL) if each.isalpha()]
+    not_counted = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in (*NOT_OURS, *HISTORIC)) + "]")
+    letters = [letter for letter in BREAKS.findall(ALL) if letter.isalpha()]
     assert len(letters) > 2_000
-    assert [each for each in letters if not UNSPACED_LETTER.match(each) and not others.match(each)] == []
+    assert [letter for letter in letters if not UNSPACED_LETTER.match(letter) and not not_counted.match(letter)] == []
     for script in UNSPACED.keys() - {"Tibt"}:
-        of_script = [each for each in regex.findall(rf"\p{{Script={script}}}", ALL) if each.isalpha()]
+        of_script = [letter for letter in regex.findall(rf"\p{{Script={script}}}", ALL) if letter.isalpha()]
         assert sum(map(bool, map(BREAKS.match, of_script))) > 0.75 * len(of_script) > 0, script
 
 
@@ -85,14 +85,18 @@ THAI, TIBETAN, LAO = "นี่คือประโยคสั้นๆ", "འ
 
 
 @pytest.mark.parametrize(
-    ("language", "text", "said"),
+    ("language", "text", "message"),
     [
         (
             "jp",
             JAPANESE,
             r"100% of the words are in the script Jpan, but .* `jp` stands for no script, .*\(ja\), .*: jp_Jpan$",
         ),
-        ("cn", CHINESE, r"the script Hani, .*`cn` stands for no script, .*\(zh, yue, wuu\), or name its script: cn_Hani"),
+        (
+            "cn",
+            CHINESE,
+            r"the script Hani, .*`cn` stands for no script, .*\(zh, yue, wuu\), or name its script: cn_Hani",
+        ),
         ("kr", KOREAN, r"Kore, .*`kr` stands for no script, .*\(ko\), .*: kr_Kore"),
         ("tts", THAI, r"Thai, .*\(th\), .*: tts_Thai"),
         ("xx", TIBETAN, r"Tibt, .*\(bo, dz\)"),
@@ -116,12 +120,12 @@ THAI, TIBETAN, LAO = "นี่คือประโยคสั้นๆ", "འ
         ),
     ],
 )
-def test_a_script_that_the_code_of_a_language_does_not_say_is_refused(language, text, said):
+def test_a_script_that_the_code_of_a_language_does_not_say_is_refused(language, text, message):
     letters = Counter(text if len(text) < 2 else text * 20)
-    if said is None:
+    if message is None:
         check_script(language, letters, "my.txt")
         return
-    with pytest.raises(UserError, match=f"^my.txt: .*{said}"):
+    with pytest.raises(UserError, match=f"^my.txt: .*{message}"):
         check_script(language, letters, "my.txt")
 
 
