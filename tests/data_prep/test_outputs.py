@@ -49,7 +49,7 @@ def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(tmp_path:
             refused(out)
         assert (
             "out would be replaced, and holds files that this project did not write, or that were edited since: "
-            in str(error)
+            in str(error.value)
         )
         assert f": {theirs.relative_to(tmp_path)}; move" in str(error.value)
     assert theirs.read_text() == "mine, by hand\n"
