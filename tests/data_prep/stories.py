@@ -1,4 +1,4 @@
-"""Small archives of CNN and Daily Mail stories, laid out as the real ones."""
+"""Small archives of CNN and Daily Mail stories in the layout of the real ones."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ def key(address: str) -> str:
 
 @dataclass(frozen=True)
 class Story:
-    """A story, and which of its words are entities."""
+    """A story and its entities."""
 
     address: str
     paragraphs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Members of whole archives, one pass in bounded memory; of archives that are cut short or damaged, a sentence."""
+"""Members of archives, read once in bounded memory; errors for truncated and damaged archives."""
 
 import contextlib
 import tarfile
@@ -35,7 +35,7 @@ def named(archive: Path, names: list[str]) -> dict[str, bytes]:
 
 
 def special(name: str, kind: bytes) -> tarfile.TarInfo:
-    """A header of what is no file."""
+    """Return the header of a member that is no file."""
     info = tarfile.TarInfo(name)
     info.type = kind
     return info
@@ -43,7 +43,7 @@ def special(name: str, kind: bytes) -> tarfile.TarInfo:
 
 @pytest.mark.parametrize("prefix", ["", "./"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_every_member_and_only_what_is_wanted(tmp_path, kind, prefix):
+def test_all_kinds_of_archives_yield_the_requested_members(tmp_path, kind, prefix):
     archive = tmp_path / kind
     folder = {"set/": b""} if kind == "a.zip" else {}
     files = folder | {prefix + name: content for name, content in FILES.items()}
@@ -59,7 +59,7 @@ def test_every_kind_gives_every_member_and_only_what_is_wanted(tmp_path, kind, p
 
 
 @pytest.mark.parametrize("suffix", ["", *PACK])
-def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
+def test_a_file_that_is_no_archive_is_its_own_member(tmp_path, suffix):
     path = tmp_path / f"a.txt.{suffix}".rstrip(".")
     packed_data = PACK.get(suffix, bytes)(SMALL["set/a"])
     path.write_bytes(packed_data)
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
                 read(path)
 
 
-def test_a_damaged_member_harms_no_other(tmp_path):
+def test_other_members_than_the_damaged_one_can_be_read(tmp_path):
     archive = pack(tmp_path / "a.tgz", {"set/a.gz": PACK["gz"](b"text")[:12], "set/last": b"2"})
     with pytest.raises(UserError, match=r"member set/a\.gz is damaged"):
         all_members(archive)
@@ -95,7 +95,7 @@ def test_memory_does_not_grow_with_the_members(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_short_anywhere(tmp_path, kind):
+def test_truncated_archives_are_refused(tmp_path, kind):
     archive = pack(tmp_path / kind, SMALL)
     complete = archive.read_bytes()
     # of a plain tar the zeros at the end are filling
@@ -109,7 +109,7 @@ def test_cut_short_anywhere(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["a.tar", "a.tgz", "a.txz", "a.zip"])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_flipped_bytes_end_in_a_sentence_or_change_nothing_that_a_checksum_covers(tmp_path_factory, kind, data):
+def test_flipped_bytes_raise_a_user_error_or_change_no_checked_content(tmp_path_factory, kind, data):
     archive = pack(tmp_path_factory.mktemp("flip") / kind, SMALL)
     content = bytearray(archive.read_bytes())
     changes = st.tuples(st.integers(0, len(content) - 1), st.integers(1, 255))

@@ -34,14 +34,14 @@ def rebuilt(folder: Path, files: tuple[str, ...] = ARCHIVES, rows: Any = anonymi
 
 
 def all_of_them(article: str, summary: str) -> Examples:
-    """Every story, in the lists' order."""
+    """Return the rows of all stories, in the order of the lists."""
     splits = ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
     numbers = [*range(8), *range(8), 8, 8, 9, 9]
     return [(split, (article.format(n), summary.format(n))) for split, n in zip(splits, numbers, strict=True)]
 
 
 @pytest.mark.parametrize(("cnn", "dailymail"), [("bytes", "characters"), ("characters", "bytes")])
-def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, cnn: str, dailymail: str):
+def test_the_anonymised_corpus_is_rebuilt_from_offsets_in_either_unit(tmp_path: Path, cnn: str, dailymail: str):
     collection, cnn_collection = Collection(unit=dailymail), Collection(unit=cnn)
     collection.metadata |= {name: data for name, data in cnn_collection.metadata.items() if "/cnn/" in name}
     examples, report = rebuilt(collection.write(tmp_path))
@@ -68,7 +68,7 @@ def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
 
 
 def change(collection: Collection, kind: str, data: bytes | None, number: int = 0) -> None:
-    """Replace, or take away, the file of that kind of a story of CNN."""
+    """Replace or remove (None) a file of a story of CNN."""
     files = collection.stories if kind == "stories" else collection.metadata
     (name,) = (name for name in files if f"cnn/{kind}/{key(story('cnn', number).address)}" in name)
     del files[name]
@@ -103,7 +103,7 @@ UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
 ]
 
 
-def test_stories_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unusable_stories_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.sources.cnn_dm.MAX_UNUSABLE", 1)
     collection = Collection(count=20)
     for number, (changed, _) in enumerate(UNUSABLE):
@@ -151,7 +151,7 @@ def shifted(collection: Collection) -> None:
         (None, STORIES, anonymised_rows, "has cnn/wayback_training_urls.txt, dailymail/wayback"),
     ],
 )
-def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, files, rows, message: str):
+def test_wrong_archives_are_refused(tmp_path: Path, spoil, files, rows, message: str):
     collection = Collection()
     if spoil:
         spoil(collection)
@@ -159,13 +159,13 @@ def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, files,
         rebuilt(collection.write(tmp_path), files, rows)
 
 
-def test_punctuation_that_counts_as_an_end():
+def test_a_full_stop_is_added_unless_a_paragraph_ends_in_punctuation():
     article, summary = cnn_dm.plain_pair("One\n\nTwo!\nThree’\n(Four)\r\n\n\n@highlight\n\nFive...\n@highlight\n\nSix,")
     assert article == "One . Two! Three’ (Four)"
     assert summary == "Five... ¶ Six, ."
 
 
-def test_entities_that_overlap_count_once():
+def test_overlapping_entities_count_once():
     report: Counter[str] = Counter()
     entities = parse_entities("1,3,3;2,1,2;0,0,1")
     assert cnn_dm.anonymise(list("abcde"), entities, report=report) == ["@entity0", "c", "@entity1", "e"]
@@ -190,7 +190,9 @@ def test_entities_that_overlap_count_once():
         ("aé b", [(0, 3), (9, 10)], "bytes", ["aé", ""], 1),
     ],
 )
-def test_offsets_beside_the_text(text: str, spans: list[tuple[int, int]], unit: str, tokens: list[str], misplaced: int):
+def test_misplaced_tokens_are_counted(
+    text: str, spans: list[tuple[int, int]], unit: str, tokens: list[str], misplaced: int
+):
     assert tokens_at(text, spans, unit=unit) == (tokens, misplaced)
     (evidence := Evidence()).add(text, spans)
     assert evidence.stories == (not text.isascii())
@@ -200,7 +202,7 @@ words = st.lists(st.text(alphabet="aéß–“中𝄞", min_size=1, max_size=5),
 
 
 @given(words, words, st.sampled_from(["bytes", "characters"]))
-def test_any_story_comes_back_from_its_offsets(article: list[str], highlight: list[str], unit: str):
+def test_any_story_is_rebuilt_from_its_offsets(article: list[str], highlight: list[str], unit: str):
     example = Story("x", (" ".join(article),), (" ".join(highlight),), {})
     spans = parse_tokens(example.tokens(unit))
     pair = cnn_dm.anonymised_pair(example.text, spans, [], unit=unit, report=Counter())

@@ -62,7 +62,7 @@ def test_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def english(folder: Path, count: int = 400) -> Path:
-    """Translation-en: source packages of two binary packages each, whose descriptions share a long sentence."""
+    """Write Translation-en: pairs of packages from one source, whose descriptions share a long sentence."""
     rng, words = random.Random(3), [f"{a}{b}" for a in ("ba", "ce", "di", "fo", "gu") for b in "lmnrst"]
 
     def sentence(length: int) -> str:
@@ -122,7 +122,7 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: block without"),
     ],
 )
-def test_raw_files_that_cannot_be_used(tmp_path: Path, monkeypatch, name: str, data: bytes, message: str):
+def test_wrong_raw_files_are_refused(tmp_path: Path, monkeypatch, name: str, data: bytes, message: str):
     raw = translations(tmp_path / "copied")
     (raw / "Translation-de").unlink()
     (raw / name).write_bytes(data)
@@ -150,7 +150,7 @@ def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.Mo
         ("", "echo E: broken >&2; exit 100", r"status 100(.|\n)*E: broken"),
     ],
 )
-def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, files: str | None, update, message: str):
+def test_a_missing_or_failing_apt(tmp_path: Path, monkeypatch, files: str | None, update, message: str):
     path = str(tmp_path / "empty") if files is None else fake_apt(tmp_path / "apt", files=files, update=update)
     monkeypatch.setenv("PATH", path)
     with pytest.raises(UserError, match=message):
@@ -158,7 +158,7 @@ def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, fi
     assert not (tmp_path / "out").exists()
 
 
-def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_packages_are_downloaded_and_unknown_ones_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", fake_apt(tmp_path / "apt"))
     (tmp_path / "out").mkdir()
     notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
@@ -168,7 +168,7 @@ def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: p
         apt.fetch_packages(["y", "z"], out=tmp_path)
 
 
-def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, capsys):
+def test_own_text_is_up_to_date_until_it_changes(tmp_path: Path, monkeypatch, capsys):
     folder = text_folder(tmp_path / "own", train=9)
     text = {f"train.{language}": str(folder / f"train.{language}") for language in LANGUAGES}
     arguments = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
@@ -183,7 +183,7 @@ def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, c
     assert "up to date" in capsys.readouterr().out
 
 
-def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
+def test_only_the_files_that_a_dataset_names_decide_whether_a_stage_runs(tmp_path: Path, monkeypatch, capsys):
     raw, out = tmp_path / "archives", tmp_path / "out"
     splits = {split: [{"file": "a.tgz", "members": {"en": f"{split}.en"}}] for split in SPLITS}
     keys: dict[str, Any] = {"kind": "archives", "target": None, "files": {"a.tgz": {}}, "splits": splits}
@@ -198,8 +198,8 @@ def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, 
         assert re.search(f"== download: .*{message}", capsys.readouterr().out)
 
 
-def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each of them in a line of its own, and at its end, up to what fairseq has read."""
+def test_control_characters_end_no_line_in_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each is inside a line and at its end, from the raw text to the data of fairseq."""
     odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
     rows = [
         (f"{english} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", german)
@@ -218,7 +218,7 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
     assert len((out / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)
 
 
-def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_any_number_of_processes_binarises_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
     dataset = own_dataset(tmp_path, binarise={"joined_dictionary": True})
     folder, results = tmp_path / "a comma, a blank", []
@@ -237,7 +237,7 @@ def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytes
     assert "--joined-dictionary" not in command
 
 
-def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_dictionary_of_another_size_than_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     dataset = load_dataset("iwslt14_de_en")
     for language in LANGUAGES:
         write_lines(tmp_path / dictionary(dataset, language), ["word 1"])

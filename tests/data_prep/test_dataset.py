@@ -1,4 +1,4 @@
-"""The files of datasets/, and what is said of one that is wrong."""
+"""The files of datasets/, and errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ WRONG = [
 
 
 def checked(file: Path) -> tuple[Any, list[str]]:
-    """The words of the source, and of the passes."""
+    """Read and check a dataset; returns its pieces and the names of its passes."""
     dataset = load_dataset(str(file))
     return kind_of(dataset).read(dataset, file.parent, {}), [group.folder for group in plan(dataset, file.parent)]
 
@@ -92,7 +92,7 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, 
 
 
 @pytest.mark.parametrize(("text", "pieces"), [(YAML, 6), (YAML.replace(TEST, "").replace(VALID, ""), 2)])
-def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path, text: str, pieces: int):
+def test_splits_may_come_from_archives_or_from_the_hash(tmp_path: Path, text: str, pieces: int):
     (tmp_path / "a.tgz").touch()
     (tmp_path / "tiny.yaml").write_text(text.replace("steps: [", SPLIT))
     sources, passes = checked(tmp_path / "tiny.yaml")
@@ -100,7 +100,7 @@ def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path, text: str, p
 
 
 @pytest.mark.parametrize("name", ["debian_en_xx", "missing/tiny.yaml", "tiny.yml"])
-def test_an_unknown_dataset_lists_those_there_are(name: str):
+def test_the_error_for_an_unknown_dataset_lists_all_datasets(name: str):
     with pytest.raises(UserError, match=r"no dataset .*debian_en_de.*or the path of a YAML file"):
         load_dataset(name)
 
@@ -118,7 +118,7 @@ def test_every_dataset_loads(name: str):
 
 
 def test_the_test_set_alone():
-    """It keeps the files and steps of the test set, and applies BPE codes that were learnt elsewhere."""
+    """Only the files and steps of the test set are kept, and given BPE merges are applied."""
     dataset = load_dataset("wmt16_en_de").only_test([Path("en.code"), Path("de.code")])
     assert list(dataset.files) == ["dev.tgz"]
     assert list(dataset.splits) == ["test"]
@@ -128,7 +128,7 @@ def test_the_test_set_alone():
     assert [(entry.after, entry.lines) for entry in dataset.expected] == [("end", {"test": 3003})]
 
 
-def test_codes_count_by_what_they_hold(tmp_path: Path):
+def test_codes_are_compared_by_content(tmp_path: Path):
     codes = tmp_path / "codes", tmp_path / "copied"
     facts = []
     for path, text in zip((*codes, codes[0]), ("a b\n", "a b\n", "b c\n"), strict=True):

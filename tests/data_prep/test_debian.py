@@ -1,4 +1,4 @@
-"""The parser of Translation files, what is paired from them, and descriptions that repeat one another."""
+"""The parser of Translation files, pairs of descriptions, and families of similar ones."""
 
 from collections import Counter
 
@@ -42,7 +42,7 @@ def parsed(*blocks: str, language: str = "en", problems: Counter[str] | None = N
 
 
 def test_descriptions_are_read_and_paired():
-    """Paragraphs only where their numbers agree; the MD5 joins, not the package."""
+    """Paragraphs are paired if both sides have as many; descriptions are paired by MD5, not by package."""
     (lynx, hello, _) = english = parsed(ENGLISH)
     paragraphs = (
         "In continuous development since 1992, Lynx sets the standard.",
@@ -95,14 +95,14 @@ NOT_WHOLE = "block without a package, its MD5 or a description"
         ("\n\n" + block("a", "en", "another"), "repeated description"),
     ],
 )
-def test_blocks_that_cannot_be_used_are_counted_and_their_neighbours_kept(bad: str, reason: str):
+def test_unusable_blocks_are_counted_and_the_others_kept(bad: str, reason: str):
     problems: Counter[str] = Counter()
     descriptions = parsed(block("a", "en", "one"), bad, block("b", "en", "two"), problems=problems)
     assert [(description.package, description.synopsis) for description in descriptions] == [("a", "one"), ("b", "two")]
     assert problems == {reason: 1}
 
 
-def test_a_summary_is_body_to_synopsis_above_a_length():
+def test_long_descriptions_become_pairs_of_body_and_synopsis():
     body = [*["five words stand on each"] * 3, ".", *["and in another paragraph too"] * 3]
     (description,) = parsed(block("a", "en", "short text", *body))
     text = " ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3)
@@ -128,7 +128,7 @@ def test_parsing_undoes_writing(packages: list[tuple[str, list[list[str]]]]):
 
 
 @given(st.text(alphabet="ab :.\n\t\r\u2028-P", max_size=200))
-def test_nothing_makes_it_fail(garbage: str):
+def test_random_text_raises_no_error(garbage: str):
     lines = (block("a", "en", "one") + "\n" + garbage).split("\n")
     assert parse(lines, language="en")[0].package == "a"
 
@@ -154,7 +154,7 @@ def test_a_shared_long_sentence_or_synopsis_makes_a_family():
     assert families == ["libpng", "libpng", "again", "again", "libpng"]
 
 
-def test_a_family_stays_together_and_goes_by_its_name_alone():
+def test_the_split_of_a_family_depends_on_its_name_alone():
     alone = [described(f"p{n}", f"thing {n}") for n in range(400)]
     splits = split_by_group(alone, valid_percent=20, test_percent=20)
     assert {"train", "valid", "test"} == set(splits)
@@ -163,7 +163,7 @@ def test_a_family_stays_together_and_goes_by_its_name_alone():
 
 
 @pytest.mark.parametrize(("size", "trains"), [(20, False), (21, True)])
-def test_a_family_that_would_be_much_of_a_test_set_trains(size: int, trains: bool):
+def test_a_large_family_goes_to_train(size: int, trains: bool):
     assert LARGEST * 1000 * 0.4 == 20
     rest, splits = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)], set()
     for name in "abcdefghij":

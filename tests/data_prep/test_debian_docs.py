@@ -1,4 +1,4 @@
-"""Pairs from packages as apt downloads them: small ones in the same format, and damaged ones."""
+"""Pairs from small packages in the format of real ones, and errors for damaged ones."""
 
 import gzip
 import random
@@ -25,7 +25,7 @@ MESSAGES = {
 
 
 def dataset(target: str = "de", **options: Any) -> Dataset:
-    """Return one that holds nothing out, since a small package would be more than the share that must train."""
+    """Make a dataset; all its text goes to train, since the share of a small package is too large."""
     debian = Debian(**{"packages": ("ls", "ls-l10n"), **options})
     return Dataset(name="d", file=Path("d.yaml"), kind="debian_docs", source="en", target=target, debian=debian)
 
@@ -73,7 +73,7 @@ def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
     assert list(rows(dataset("fr"), tmp_path / "raw", {})) == french
 
 
-def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Path):
+def test_damaged_documents_are_counted_and_the_others_kept(tmp_path: Path):
     folder = packages(tmp_path / "raw")
     names = ("usr/share/man/de/man1/{}.1.gz", "usr/share/man/man1/{}.1.gz")
     damaged = {
@@ -95,7 +95,7 @@ def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Pa
     assert (read["manual pages that cannot be read"], read["manual pages that do not agree"]) == (4, 1)
 
 
-def test_what_is_cut_or_no_package_is_refused(tmp_path: Path):
+def test_truncated_and_wrong_packages_are_refused(tmp_path: Path):
     path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
     complete = path.read_bytes()
     assert next(name for name, _ in read_package(path)) == "control"
@@ -117,7 +117,7 @@ def test_what_is_cut_or_no_package_is_refused(tmp_path: Path):
         ("Package: x\nSource: manpages-l10n\n", "manpages-l10n"),
     ],
 )
-def test_sources_of_two_versions_are_one(control: str, source: str):
+def test_source_packages_lose_their_version(control: str, source: str):
     assert debian_docs._source(control.encode()) == source
 
 

@@ -1,4 +1,4 @@
-"""Each dataset the whole way, from a web server on this machine to what fairseq reads."""
+"""All stages of each dataset, from a web server on this machine to the data of fairseq."""
 
 import functools
 import json
@@ -46,13 +46,13 @@ class Made(NamedTuple):
         return json.loads((self.out / "prepared" / "counts.json").read_text())
 
     def text(self, name: str) -> str:
-        """A prepared file without the marks of BPE, as one line."""
+        """Return a prepared file without the marks of BPE, as one line."""
         return " ".join(lines_of(self.out / "prepared" / name)).replace("@@ ", "")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Made]]:
-    """Makes a dataset by its name, once."""
+    """Return a function that makes a dataset by its name, once."""
     with pytest.MonkeyPatch.context() as patch:
 
         @functools.cache
@@ -76,7 +76,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], M
 
 
 def expected(name: str, rows_by_split: dict[str, list[Row]]) -> dict[str, list[int]]:
-    """The numbers of the rows of each split that is made: those that no recipe drops, first occurrences only."""
+    """Return the numbers of the rows of each resulting split: without bad rows and duplicates."""
     all_rows = {split: numbers(row[0] or row[1] for row in rows) for split, rows in rows_by_split.items()}
     kept = {split: [n for n in dict.fromkeys(row_numbers) if n < BAD] for split, row_numbers in all_rows.items()}
     if name.startswith("iwslt14"):  # held out after cleaning, as published
@@ -91,7 +91,7 @@ def expected(name: str, rows_by_split: dict[str, list[Row]]) -> dict[str, list[i
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_each_pair_arrives_where_it_belongs(made, name: str):
+def test_each_pair_is_in_the_right_split(made, name: str):
     dataset, _, rows_by_split, out = made(name)
     for split, row_numbers in expected(name, rows_by_split).items():
         path = out / "prepared" / split.replace("raw_", "raw/")
@@ -107,7 +107,7 @@ def test_each_pair_arrives_where_it_belongs(made, name: str):
 
 
 @pytest.mark.parametrize("name", ["wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en"])
-def test_references_are_byte_for_byte_those_that_sacrebleu_makes(made, tmp_path: Path, name: str):
+def test_references_are_byte_for_byte_those_of_sacrebleu(made, tmp_path: Path, name: str):
     out, language, (source,) = made(name).out, made(name).dataset.target, made(name).dataset.splits["test"]
     published, theirs = tmp_path / "published.sgm", tmp_path / "published.txt"
     with closing(named_members(out / "raw" / source.file, [source.members[language]])) as members:
@@ -131,13 +131,13 @@ def test_references_are_byte_for_byte_those_that_sacrebleu_makes(made, tmp_path:
         ("cnn_dm_plain", "test.en_summary", ["müller went to zürich 9 times . ¶ it was naïve ."], []),
     ],
 )
-def test_the_text_is_as_its_recipe_says(made, name: str, file: str, present: list[str], absent: list[str]):
+def test_the_text_follows_its_recipe(made, name: str, file: str, present: list[str], absent: list[str]):
     text = made(name).text(file)
     assert [piece for piece in present if piece not in text] == []
     assert [piece for piece in absent if piece in text] == []
 
 
-def test_what_else_is_of_one_dataset(made):
+def test_details_of_single_datasets(made):
     for name, language in (("wmt16_en_de_google", "de"), ("gbw", "en")):  # which are taken as they are
         side = made(name).dataset.languages.index(language)
         for split, rows in made(name).rows.items():
@@ -188,7 +188,7 @@ def test_fairseq_reads_the_prepared_lines_and_the_report_has_their_numbers(made,
 
 
 @pytest.mark.parametrize("name", ["wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "cnn_dm_plain"])
-def test_lines_that_a_model_is_asked_become_those_of_its_test_set(made, name: str):
+def test_line_steps_prepare_lines_like_the_test_set(made, name: str):
     dataset, folder = made(name).dataset, made(name).out / "prepared"
     for language in dataset.languages:
         codes = next(path for path in (folder / f"codes.{language}", folder / "codes") if path.exists())

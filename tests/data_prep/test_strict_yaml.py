@@ -1,4 +1,4 @@
-"""The reader of YAML: odd files are a sentence with their place, in configurations and datasets alike."""
+"""Reading YAML: wrong files raise a UserError with the line."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +32,7 @@ def write(folder: Path, text: str) -> Path:
         ("- a\n", "holds list"),
     ],
 )
-def test_an_odd_file_is_a_sentence(tmp_path, text, message):
+def test_wrong_files_raise_a_user_error(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(UserError, match=message) as refusal:
         read_yaml(path)
@@ -50,7 +50,7 @@ def test_files_that_cannot_be_read(tmp_path):
         read_yaml(tmp_path / "latin.yaml")
 
 
-def test_what_yaml_allows_is_read(tmp_path):
+def test_all_features_of_yaml_are_read(tmp_path):
     text = "\ufeffx: &x {a: 1, b: [2, ~]}\ny: {<<: *x, a: 3}\nz: *x\n'on': yes\n1: 2\n"
     first = {"a": 1, "b": [2, None]}
     expected = {"x": first, "y": {"a": 3, "b": [2, None]}, "z": first, "on": True, 1: 2}

@@ -1,4 +1,4 @@
-"""The user's own text: it is read, or refused by name with the way to convert it; what is changed is counted."""
+"""The user's own text: changes are counted, and errors say how to convert other formats."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def read(path: Path, data: bytes) -> tuple[list[bytes], dict[str, int]]:
         ("我们\0\n".encode() * 3000, ["我们 ".encode()] * 3000, {CONTROL: 3000}),  # no UTF-16
     ],
 )
-def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
+def test_changes_are_counted(tmp_path, data, lines, changes):
     assert read(tmp_path / "my.en", data) == (lines, changes)
 
 
@@ -78,20 +78,20 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
         (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8; .*GB18030.*drop such bytes .iconv -c"),
     ],
 )
-def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):
+def test_the_error_for_other_formats_says_how_to_convert_them(tmp_path, data, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path / "my.en", data)
 
 
 @pytest.mark.parametrize("units", [bpe, sentencepiece])
-def test_what_lies_in_place_of_a_model_of_units_is_said(tmp_path, units):
+def test_the_error_names_the_file_in_place_of_a_subword_model(tmp_path, units):
     for data, message in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page")):
         (tmp_path / "model").write_bytes(data)
         with pytest.raises(UserError, match=f"model.*({message})"):
             units.encoder(codes=str(tmp_path / "model"))
 
 
-def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_path, capsys):
+def test_own_text_is_read_from_the_paths_in_the_dataset_and_cleaned(tmp_path, capsys):
     for name, data in (("my.en", b"\xef\xbb\xbfone\ncaf\0 two\r\nthree\n"), ("my.de", GOOD)):
         (tmp_path / name).write_bytes(data)
     mine = own_dataset(tmp_path, text={"train.en": "my.en", "train.de": str(tmp_path / "my.de")})
@@ -117,8 +117,8 @@ def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_p
         (lambda path: path.symlink_to(os.devnull), "is a pipe or a device"),
     ],
 )
-def test_what_is_no_file_of_one_language_is_refused(tmp_path, make, message):
-    """By the dataset, and before it by the command that writes one."""
+def test_folders_pipes_and_repeated_files_are_refused(tmp_path, make, message):
+    """By the dataset, and by the command that writes one."""
     (tmp_path / "train.en").write_bytes(GOOD)
     make(target := tmp_path / "train.de")
     with pytest.raises(UserError, match=message):
@@ -156,7 +156,7 @@ texts = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=8).map(str.e
 @given(texts)
 @example(b"\xef\xbb\xbf")
 @example(b"\r\n\r\n")
-def test_random_bytes_lose_no_line_and_raise_nothing_else(tmp_path_factory, data):
+def test_random_bytes_lose_no_line_or_raise_a_user_error(tmp_path_factory, data):
     try:
         lines, changes = read(tmp_path_factory.getbasetemp() / "my.en", data)
     except UserError:

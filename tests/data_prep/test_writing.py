@@ -1,4 +1,4 @@
-"""Scripts that text is written in: those without spaces between words, and codes of languages that do not say them."""
+"""Scripts of texts: those without spaces between words, and those that do not fit the language."""
 
 import re
 from collections import Counter
@@ -33,8 +33,8 @@ NOT_OURS = ["Hang", "Latn"]  # syllables of old Korean, wide letters
 HISTORIC = ["Ahom", "Brah", "Diak", "Gran", "Maka", "Nshu", "Tang"]
 
 
-def test_scripts_without_spaces_are_those_in_which_a_line_breaks_without_them():
-    """And Tibetan, where it breaks after the mark that ends a syllable."""
+def test_scripts_without_spaces_are_those_with_line_breaks_between_letters():
+    """And Tibetan, where lines break after the mark at the end of a syllable."""
     not_counted = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in (*NOT_OURS, *HISTORIC)) + "]")
     letters = [letter for letter in BREAKS.findall(ALL) if letter.isalpha()]
     assert len(letters) > 2_000
@@ -44,8 +44,8 @@ def test_scripts_without_spaces_are_those_in_which_a_line_breaks_without_them():
         assert sum(map(bool, map(BREAKS.match, of_script))) > 0.75 * len(of_script) > 0, script
 
 
-def test_all_that_depends_on_these_scripts_has_the_same_ones():
-    """Counted words, ROUGE's words, sacreBLEU's tokeniser; cleaning, in preparation and on the way into a model."""
+def test_all_users_of_these_scripts_agree():
+    """Counts of words, ROUGE, sacreBLEU's tokeniser, and cleaning of text in preparation and for models."""
     letters = UNSPACED_LETTER.findall(ALL)
     assert {count_words(letter * 100) for letter in letters} == {100 // count for count in UNSPACED.values()}
     assert [letter for letter in letters if not units._UNSPACED.match(letter)] == []
@@ -75,7 +75,7 @@ def test_all_that_depends_on_these_scripts_has_the_same_ones():
         ("한국어 문장은 띄어 쓴다.", 4),
     ],
 )
-def test_words_are_counted_where_there_are_no_spaces(text, words):
+def test_words_without_spaces_are_counted(text, words):
     assert count_words(text) == words
 
 
@@ -120,7 +120,7 @@ THAI, TIBETAN, LAO = "นี่คือประโยคสั้นๆ", "འ
         ),
     ],
 )
-def test_a_script_that_the_code_of_a_language_does_not_say_is_refused(language, text, message):
+def test_a_text_in_another_script_than_its_language_is_refused(language, text, message):
     letters = Counter(text if len(text) < 2 else text * 20)
     if message is None:
         check_script(language, letters, "my.txt")
@@ -130,7 +130,7 @@ def test_a_script_that_the_code_of_a_language_does_not_say_is_refused(language, 
 
 
 @pytest.mark.parametrize("kind", ["own_text", "text", "archives"])
-def test_every_way_in_reads_the_letters(tmp_path: Path, kind):
+def test_every_kind_of_source_checks_the_script(tmp_path: Path, kind):
     sides = {"train.jp": JAPANESE, "train.en": ENGLISH}
     (tmp_path / "raw").mkdir()
     for name, text in sides.items():
