@@ -109,7 +109,7 @@ def test_what_a_user_has_edited_is_refused_by_name(done):
     status, _, err = done.run()
     assert (status, done.ran()) == (1, [])
     assert "prepared would be replaced, and holds files that this project did not write" in err
-    assert "as it is now: prepared/half; move" in err
+    assert "edited since: prepared/half; move" in err
 
 
 def test_the_configuration_is_checked_before_anything_runs_unless_training_does_it_itself(done):
