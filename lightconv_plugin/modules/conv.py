@@ -62,7 +62,17 @@ class TimeConv(StepByStep):
         raise NotImplementedError
 
     def kernels(self, query: Tensor) -> Tensor:
-        """Return the normalised kernels that ``predict`` gives the logits of, without DropConnect."""
+        """Return the normalised kernels that are predicted from a query, without DropConnect.
+
+        Args:
+            query: (T, B, Q), where Q is C unless the constructor got ``query_dim``; or (B, T, Q).
+
+        Returns:
+            (T, B, H, K), or (B, T, H, K): in the query's layout.
+
+        Raises:
+            ValueError: a query of another width.
+        """
         return ops.normalize_kernel(self.predict(query), self.normalization)
 
     def check_query(self, x: Tensor, query: Tensor) -> None:
