@@ -55,15 +55,12 @@ def normalize_kernel(weight: Tensor, normalization: str = "softmax") -> Tensor:
 def prepare_kernel(weight: Tensor, normalization: str, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """Return kernels for a compiled operator, and True if they are logits of which it takes the softmax.
 
-    Logits are of ``dtype``, kernels perhaps of a wider type. Logits that ``dtype`` cannot hold, such as LightConv's
-    parameters under autocast, are normalised before they are rounded.
+    What needs no normalisation here is of ``dtype``, other kernels perhaps of a wider type. Logits that ``dtype`` cannot
+    hold, such as LightConv's parameters under autocast, are normalised before they are rounded.
 
     Raises:
         ValueError: an unknown name.
     """
-    if normalization == "softmax":
-        if weight.dtype == dtype:
-            return weight, True
-        if torch.promote_types(weight.dtype, dtype) == dtype:
-            return weight.to(dtype), True
+    if normalization in ("softmax", "none") and torch.promote_types(weight.dtype, dtype) == dtype:
+        return weight.to(dtype), normalization == "softmax"
     return normalize_kernel(weight, normalization), False

@@ -132,6 +132,83 @@ inline void by_number(int64_t n, Call call) {
   }
 }
 
+// ---- Groups of neighbours taken apart ----
+
+// The numbers in 16 bytes. Shuffles within each 16 bytes of a vector, a piece, are one instruction at any width.
+template <class A>
+constexpr int kPiece = 16 / static_cast<int>(sizeof(A));
+
+// A vector of pieces that lie `apart` numbers apart, and back. Nothing outside of them is read where there are as many
+// vectors of such pieces side by side.
+template <class A>
+inline Vec<A> load_pieces(const A* from, int64_t apart) {
+  Vec<A> v = load(from);
+#pragma GCC unroll 4
+  for (int piece = 1; piece < kLanes<A> / kPiece<A>; ++piece) {
+    Index<A> mask;
+    for (int i = 0; i < kLanes<A>; ++i) mask[i] = i / kPiece<A> == piece ? kLanes<A> + i : i;
+    v = __builtin_shuffle(v, load(from + piece * (apart - kPiece<A>)), mask);
+  }
+  return v;
+}
+
+template <class A>
+inline void store_pieces(A* to, int64_t apart, Vec<A> v) {
+#pragma GCC unroll 4
+  for (int piece = 0; piece < kLanes<A> / kPiece<A>; ++piece)
+    __builtin_memcpy(to + piece * apart, reinterpret_cast<const A*>(&v) + piece * kPiece<A>, 16);
+}
+
+// Vector number To of a matrix (Rows, Columns) turned round, of which each piece of `matrix` has one, row by row.
+template <class A, int Rows, int Columns, int To>
+inline Vec<A> turned(const Vec<A>* matrix) {
+  constexpr int m = kPiece<A>, n = kLanes<A>;
+  constexpr auto source = [](int i) { return (To * kPiece<A> + i) % Rows * Columns + (To * kPiece<A> + i) / Rows; };
+  Index<A> mask;
+  if constexpr (m == 2) {
+    for (int i = 0; i < n; i += m) mask[i] = i + source(0) % m, mask[i + 1] = n + i + source(1) % m;
+    return __builtin_shuffle(matrix[source(0) / m], matrix[source(1) / m], mask);
+  } else {  // two pairs that have the four numbers, each with its neighbour, as which another vector may want it
+    Index<A> low, high;
+    for (int i = 0; i < n; i += m) {
+      for (int k = 0; k < 2; ++k) {
+        low[i + k] = i + source(0) % m / 2 * 2 + k, low[i + 2 + k] = n + i + source(1) % m / 2 * 2 + k;
+        high[i + k] = i + source(2) % m / 2 * 2 + k, high[i + 2 + k] = n + i + source(3) % m / 2 * 2 + k;
+      }
+      mask[i] = i + source(0) % 2, mask[i + 1] = i + 2 + source(1) % 2;
+      mask[i + 2] = n + i + source(2) % 2, mask[i + 3] = n + i + 2 + source(3) % 2;
+    }
+    return __builtin_shuffle(__builtin_shuffle(matrix[source(0) / m], matrix[source(1) / m], low),
+                             __builtin_shuffle(matrix[source(2) / m], matrix[source(3) / m], high), mask);
+  }
+}
+
+template <class A, int Rows, int Columns>
+inline void turn(const Vec<A>* matrix, Vec<A>* to) {
+  [&]<int... V>(std::integer_sequence<int, V...>) {
+    ((to[V] = turned<A, Rows, Columns, V>(matrix)), ...);
+  }(std::make_integer_sequence<int, Rows * Columns / kPiece<A>>{});
+}
+
+// A group of K neighbours for each lane to K vectors, one for each place in the group; and back.
+template <class A, int K>
+inline void split(const A* groups, Vec<A> (&places)[K]) {
+  constexpr int m = kPiece<A>;
+  Vec<A> pieces[K];
+#pragma GCC unroll 8
+  for (int i = 0; i < K; ++i) pieces[i] = load_pieces(groups + i * m, K * m);
+  turn<A, m, K>(pieces, places);
+}
+
+template <class A, int K>
+inline void join(const Vec<A> (&places)[K], A* groups) {
+  constexpr int m = kPiece<A>;
+  Vec<A> pieces[K];
+  turn<A, K, m>(places, pieces);
+#pragma GCC unroll 8
+  for (int i = 0; i < K; ++i) store_pieces(groups + i * m, K * m, pieces[i]);
+}
+
 // ---- Of numbers in memory ----
 
 inline double exponential(double x) { return __builtin_exp(x); }
