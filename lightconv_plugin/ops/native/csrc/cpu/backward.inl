@@ -282,8 +282,8 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
     };
     if (units.lanes == Lanes::heads) {
       const bool to_x = gradients.x != nullptr || to_state;
-      gradients_of_heads<A, S>(conv, scratch, place, gradient, to_kernels ? inputs() : Rows<A>{}, to_x, to_kernels,
-                               static_cast<S*>(gradients.weight), partial);
+      differentiate_heads<A, S>(conv, scratch, place, gradient, to_kernels ? inputs() : Rows<A>{}, to_x,
+                                static_cast<S*>(gradients.weight), partial);
       const A* result = scratch.result + (conv.padding_l - first) * scratch.result_row;  // of position 0
       const Place state = place.state(conv);
       if (gradients.x != nullptr)

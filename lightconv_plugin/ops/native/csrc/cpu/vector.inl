@@ -184,15 +184,15 @@ inline Vec<A> turned(const Vec<A>* matrix) {
 }
 
 template <class A, int Rows, int Columns>
-inline void turn(const Vec<A>* matrix, Vec<A>* to) {
-  [&]<int... V>(std::integer_sequence<int, V...>) {
+[[gnu::always_inline]] inline void turn(const Vec<A>* matrix, Vec<A>* to) {
+  [&]<int... V>(std::integer_sequence<int, V...>) __attribute__((always_inline)) {
     ((to[V] = turned<A, Rows, Columns, V>(matrix)), ...);
   }(std::make_integer_sequence<int, Rows * Columns / kPiece<A>>{});
 }
 
 // A group of K neighbours for each lane to K vectors, one for each place in the group; and back.
 template <class A, int K>
-inline void split(const A* groups, Vec<A> (&places)[K]) {
+[[gnu::always_inline]] inline void split(const A* groups, Vec<A> (&places)[K]) {
   constexpr int m = kPiece<A>;
   Vec<A> pieces[K];
 #pragma GCC unroll 8
@@ -201,7 +201,7 @@ inline void split(const A* groups, Vec<A> (&places)[K]) {
 }
 
 template <class A, int K>
-inline void join(const Vec<A> (&places)[K], A* groups) {
+[[gnu::always_inline]] inline void join(const Vec<A> (&places)[K], A* groups) {
   constexpr int m = kPiece<A>;
   Vec<A> pieces[K];
   turn<A, K, m>(places, pieces);
