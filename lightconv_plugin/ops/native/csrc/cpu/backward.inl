@@ -271,18 +271,10 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
     if (partial != nullptr) partial += (place.partial * conv.H + place.head) * conv.K;
     const int64_t first = place.t - padding > 0 ? place.t - padding : 0;
     const int64_t last = place.t_end + conv.padding_l < place.T ? place.t_end + conv.padding_l : place.T;
-    const bool packed = (units.by_position && units.lanes == Lanes::channels) || conv.K > kFewTaps || place.first < 0 ||
-                        !in_place<A, S>(units, place);
     const bool to_state = gradients.state != nullptr && place.t == 0;
     const bool to_kernels = gradients.weight != nullptr || partial != nullptr;
-    const Rows<A> gradient =
-        rows_of<A, S>(conv, units, scratch, place, gradients.out, first, last, packed, scratch.gradient);
-    const auto inputs = [&] {
-      return rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, packed, scratch.x);
-    };
     if (units.lanes == Lanes::heads) {
-      const bool to_x = gradients.x != nullptr || to_state;
-      differentiate_heads<A, S>(conv, scratch, place, gradient, to_kernels ? inputs() : Rows<A>{}, to_x,
+      differentiate_heads<A, S>(conv, units, scratch, place, gradients.out, first, last, gradients.x != nullptr || to_state,
                                 static_cast<S*>(gradients.weight), partial);
       const A* result = scratch.result + (conv.padding_l - first) * scratch.result_row;  // of position 0
       const Place state = place.state(conv);
@@ -291,6 +283,12 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
       if (to_state) unpack<A, S>(conv, units, scratch, state, result + state.t * scratch.result_row, gradients.state);
       return;
     }
+    const bool packed = units.by_position || conv.K > kFewTaps || place.first < 0 || !in_place<A, S>(units, place);
+    const Rows<A> gradient =
+        rows_of<A, S>(conv, units, scratch, place, gradients.out, first, last, packed, scratch.gradient);
+    const auto inputs = [&] {
+      return rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, packed, scratch.x);
+    };
     if (units.by_position) make_kernels<A, S>(conv, scratch, place, first, last);
     if (gradients.x != nullptr) convolve_unit<A, S>(conv, units, scratch, place, gradient, true, gradients.x);
     if (to_state) convolve_unit<A, S>(conv, units, scratch, place.state(conv), gradient, true, gradients.state);

@@ -205,9 +205,9 @@ void forward_units(const Conv& conv, const Units& units, void* out, void* memory
   const Scratch<A> scratch(conv, units, false, Arena(memory));
   const auto enter = [&](const Place& place) { lay_out_shared(conv, units, place, scratch); };
   each_sentence(conv, units, begin, end, enter, [&](const Place& place) {
+    if (units.lanes == Lanes::heads) return convolve_heads<A, S>(conv, units, scratch, place, out);
     const bool packed = conv.K > kFewTaps || place.first < 0 || !in_place<A, S>(units, place);
     const Rows<A> x = rows_of<A, S>(conv, units, scratch, place, conv.x, place.first, place.last, packed, scratch.x);
-    if (units.lanes == Lanes::heads) return convolve_heads<A, S>(conv, units, scratch, place, x, out);
     if (units.by_position) make_kernels<A, S>(conv, scratch, place, place.t, place.t_end);
     convolve_unit<A, S>(conv, units, scratch, place, x, false, out);
   });

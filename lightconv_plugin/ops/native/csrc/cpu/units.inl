@@ -190,7 +190,7 @@ void each_sentence(const Conv& conv, const Units& units, int64_t begin, int64_t 
   for (int64_t unit = begin; unit < end; ++unit) {
     Place place(conv, units, unit);
     if (place.group != group) enter(place), group = place.group;
-    const bool apart = conv.state != nullptr && place.t == 0 && conv.K <= kFewTaps;
+    const bool apart = conv.state != nullptr && place.t == 0 && conv.K <= kFewTaps && units.lanes != Lanes::heads;
     for (int64_t b = place.b; b < place.b_end; ++b) {
       place.enter(conv, b);
       if (!apart || place.t_end < conv.K) {
