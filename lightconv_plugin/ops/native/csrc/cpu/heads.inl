@@ -15,13 +15,7 @@ struct Run {
   const S *kernels, *x;
 };
 
-constexpr int64_t kRun = 8;  // positions that pass by each vector of heads, whose inputs stay in registers meanwhile
-
-// Asks for what a vector of heads reads at a position in the next run.
-template <class S>
-inline void ask_for_next(const S* kernels, int64_t count) {
-  ask_for(kernels, count);
-}
+constexpr int64_t kRun = kAhead;  // positions that pass by each vector of heads, whose inputs stay in registers meanwhile
 
 template <class A, class S, int K>
 [[gnu::noinline]] void convolve_run(const Run<S>& run, S* out) {
@@ -32,7 +26,10 @@ template <class A, class S, int K>
     for (int j = 0; j < K - 1; ++j) inputs[j] = load_as<A>(run.x + j * row + h);
     for (int64_t t = 0; t < run.positions; ++t) {
       inputs[K - 1] = load_as<A>(run.x + (t + K - 1) * row + h);
-      split<A, K>(run.kernels + t * run.kernel_row + h * K, kernels);
+      const S* numbers = run.kernels + t * run.kernel_row + h * K;
+      ask_for(numbers + kAhead * run.kernel_row, kLanes<A> * K);
+      ask_for(run.x + (t + K - 1 + kAhead) * row + h, 1);
+      split<A, K>(numbers, kernels);
       Vec<A> sum{};
 #pragma GCC unroll 8
       for (int j = 0; j < K; ++j) sum += kernels[j] * inputs[j];
@@ -58,8 +55,11 @@ template <class A, class S, int K>
     }
     for (int64_t t = 0; t < run.positions; ++t) {
       const Vec<A> g = load_as<A>(gradient + t * row + h);
+      ask_for(gradient + (t + kAhead) * row + h, 1);
       if (input_gradients != nullptr) {
-        split<A, K>(run.kernels + t * run.kernel_row + h * K, kernels);
+        const S* numbers = run.kernels + t * run.kernel_row + h * K;
+        ask_for(numbers + kAhead * run.kernel_row, kLanes<A> * K);
+        split<A, K>(numbers, kernels);
         sums[K - 1] = Vec<A>{};
 #pragma GCC unroll 8
         for (int j = 0; j < K; ++j) sums[j] += kernels[j] * g;
@@ -69,6 +69,7 @@ template <class A, class S, int K>
       }
       if (kernel_gradients != nullptr) {
         inputs[K - 1] = load_as<A>(run.x + (t + K - 1) * row + h);
+        ask_for(run.x + (t + K - 1 + kAhead) * row + h, 1);
 #pragma GCC unroll 8
         for (int j = 0; j < K; ++j) products[j] = g * inputs[j];
         join<A, K>(products, kernel_gradients + t * run.kernel_row + h * K);
