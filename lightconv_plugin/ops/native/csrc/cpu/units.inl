@@ -105,9 +105,9 @@ Units units_of(const Conv& conv, bool backward) {
   units.by_position = conv.dynamic || conv.dropconnect > 0;
   units.lanes = units.by_position ? (R < kFewChannels && conv.K <= kFewTaps ? Lanes::heads : Lanes::channels)
                                   : (R < kLanes<A> ? Lanes::channels_of_heads : Lanes::channels);
-  const int64_t multiple = units.lanes == Lanes::heads ? kLanes<A> : 1;  // of the heads of a unit, unless it has all
-  const auto limit = [&](int64_t heads) { return round_up(heads, multiple) < conv.H ? round_up(heads, multiple) : conv.H; };
-  units.heads = limit(kChannels / R < 1 ? 1 : kChannels / R);
+  const bool by_heads = units.lanes == Lanes::heads;  // whose kernels are most of what is read, in rows as long as can be
+  const int64_t most = kChannels / R < 1 ? 1 : by_heads ? round_up(kChannels / R, kLanes<A>) : kChannels / R;
+  units.heads = most < conv.H ? most : conv.H;
   int64_t chunk = kChunk;
   for (;; chunk /= 2) {
     units.chunks = (conv.T + chunk - 1) / chunk;
@@ -115,10 +115,10 @@ Units units_of(const Conv& conv, bool backward) {
     units.sentences = units.rows >= chunk ? 1 : chunk / units.rows;
     units.batches = (conv.B + units.sentences - 1) / units.sentences;
     units.partials = units.chunks * units.batches;
-    for (;; units.heads = limit((units.heads + 1) / 2)) {
+    for (;; units.heads = (units.heads + 1) / 2) {
       units.groups = (conv.H + units.heads - 1) / units.heads;
       units.count = units.groups * units.partials;
-      if (units.count >= kUnits || units.heads * R <= kChannels / 4 || units.heads <= multiple) break;
+      if (units.count >= kUnits || by_heads || units.heads * R <= kChannels / 4 || units.heads == 1) break;
     }
     if (units.count >= kUnits || chunk <= 32) break;
   }
