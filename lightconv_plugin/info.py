@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightconv_plugin import ops
+from lightconv_plugin import __version__, ops
 from lightconv_plugin.ops import backend, library, reference
 from lightconv_plugin.ops.fused.linear import VARIABLE as MATMUL_VARIABLE
 from lightconv_plugin.ops.fused.linear import slower
 
 # the largest error, relative to the largest value, that rounding explains; weights and sums are of a type each
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-DISTRIBUTIONS = ("lightconv-plugin", "torch", "ve-fairseq", "fairseq", "numpy", "sacrebleu", "ctranslate2")
+DISTRIBUTIONS = ("torch", "ve-fairseq", "fairseq", "numpy", "sacrebleu", "ctranslate2")
 
 
 def state(device: torch.device) -> tuple[bool, str]:
@@ -74,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     ).parse_args(arguments)
     print(f"Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     print(f"lightconv_plugin in {Path(__file__).parent}")
+    print("lightconv-plugin", __version__)
     for name in DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             print(name, metadata.version(name))

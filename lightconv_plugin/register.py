@@ -1,7 +1,8 @@
-"""Registers models, tasks and criterions with fairseq, after what fairseq needs on today's torch, numpy and Python.
+"""Register models, tasks and criterions with fairseq, after applying what it needs on today's torch, numpy and Python.
 
-``--user-dir`` does it, as ``lightconv_plugin`` imports this module where fairseq is there. A program that imports the
-operators before fairseq, and then wants the models, imports it itself.
+``lightconv_plugin`` imports this module where fairseq is imported already, as under ``--user-dir``, and for
+``lightconv_plugin.LightConvModel``. A program that imports the operators before fairseq, and then builds models by
+their names, imports it itself.
 """
 
 import importlib.util

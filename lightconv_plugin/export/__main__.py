@@ -25,6 +25,7 @@ from fairseq import checkpoint_utils
 from fairseq.models import FairseqLanguageModel
 from torch import nn
 
+import lightconv_plugin.register  # noqa: F401  the models
 from lightconv_plugin.compat.checkpoints import CheckpointError, refusing
 from lightconv_plugin.export import decode
 from lightconv_plugin.export.graphs import Encoder, Step

@@ -41,7 +41,7 @@ class Encoder(nn.Module):
         """Give the padding (B, S), then each layer's keys and values (B, S, C)."""
         out = self.encoder(tokens)
         (source,), (padding,) = out["encoder_out"], out["encoder_padding_mask"]
-        kept = [attention.read(source.transpose(0, 1), padding, None, {}) for attention in self.source]
+        kept = [attention.read(source, padding, None, {}) for attention in self.source]
         return [padding, *(each[name] for each in kept for name in ("keys", "values"))]
 
 
@@ -88,7 +88,7 @@ class Step(nn.Module):
             sentence = torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(1).expand_as(tokens).reshape(-1)
             for layer, keys, values in zip(decoder.layers, pairs[::2], pairs[1::2], strict=True):
                 source = {"keys": keys, "values": values, "padding": padding, "sentence": sentence}
-                layer.encoder_attn.set_incremental_state(kept, "source", source)
+                layer.encoder_attn.set_incremental_state(kept, source)
         for state, tensor in zip(self.states, given[count:], strict=True):
             entry = state.module.get_incremental_state(kept) or {}
             state.module.set_incremental_state(kept, entry | {state.part: tensor.index_select(1, parents.reshape(-1))})

@@ -78,15 +78,16 @@ def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
 
 
 def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
-    """The newest position (1, N, C) to (1, N, C); None for what the block's parts must do.
+    """Return the block's output (1, N, C) for the newest position, or None if its submodules must run one by one.
 
-    That is what they make states in, the first step of a search, for all of which it decides if the block ``can_step``;
-    and weights of attention, several positions, and many rows in float32.
+    They run in the first step of a search, which creates the states and decides for all steps if the block
+    ``can_step``; where attention weights are asked for; and for several positions, or none, and many rows in float32.
     """
-    entry: Any = incremental_state.get(block._owner)
+    if x.shape[0] == 0:  # creates no states
+        return None
+    entry = block.get_incremental_state(incremental_state)
     if entry is None:
-        entry = {"at_once": can_step(block, kinds, x[:1])}
-        incremental_state[block._owner] = entry
+        block.set_incremental_state(incremental_state, {"at_once": can_step(block, kinds, x[:1])})
         return None
     if not entry["at_once"] or need_weights or x.shape[0] != 1:
         return None
@@ -103,7 +104,7 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
         parameters_of(maps, norms),
         packed if bf16 else [],
         conv.get_incremental_state(incremental_state),
-        attention.get_incremental_state(incremental_state, "source"),
+        attention.get_incremental_state(incremental_state),
         heads=attention.num_heads,
         gated=mixer.glu,
         dynamic=isinstance(conv, DynamicConv),

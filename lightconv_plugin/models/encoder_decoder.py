@@ -120,13 +120,12 @@ class LightConvDecoder(TransformerDecoderBase):
         """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
         (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
         numbers = torch.arange(len(padding), device=padding.device).unsqueeze(1).repeat(1, rows // len(padding))
-        source, sentence = source.transpose(0, 1).contiguous(), numbers.flatten()
         for module in self.stateful:
             if isinstance(module, SourceAttention):
-                module.read(source, padding, sentence, incremental_state)
+                module.read(source, padding, numbers.flatten(), incremental_state)
 
     def embed(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        """Embed a step's words (T, N) as fairseq's decoders do, with the embeddings (T, 1, C) of their positions."""
+        """Embed a step's words (N, T) as fairseq's decoders do, with the embeddings (T, C) of their positions."""
         x: Tensor = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
@@ -149,23 +148,24 @@ class LightConvDecoder(TransformerDecoderBase):
         Returns:
             logits (N, V), or (N, T, V), those of ``forward``.
         """
-        tokens = newest.unsqueeze(0) if newest.ndim == 1 else newest.t().contiguous()
+        tokens = newest.unsqueeze(1) if newest.ndim == 1 else newest
         positions: Tensor | None = None
         if self.embed_positions is not None:
             table = getattr(self.embed_positions, "weights", None)  # of sines; learned ones are its weight
             table = self.embed_positions.weight if table is None else table
             if newest.ndim == 2:
                 position = position + torch.arange(newest.shape[1], device=position.device)
-            positions = table[self.padding_idx + 1 :].index_select(0, position).unsqueeze(1)
-        x = self.dropout_module(self.embed(tokens, positions))
+            positions = table[self.padding_idx + 1 :].index_select(0, position)
+        x = self.dropout_module(self.embed(tokens, positions)).transpose(0, 1)  # (N, T, C) to (T, N, C)
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]
         if self.layer_norm is not None:
             x = self.layer_norm(x)
+        x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
         logits = self.output_layer(x)
-        return logits.squeeze(0) if newest.ndim == 1 else logits.transpose(0, 1)
+        return logits.squeeze(1) if newest.ndim == 1 else logits
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Hypothesis b continues hypothesis new_order[b]."""

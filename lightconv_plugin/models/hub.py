@@ -3,11 +3,12 @@
 import warnings
 from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from fairseq import file_utils, hub_utils
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import open_dict
 from torch import Tensor
 
@@ -17,8 +18,43 @@ from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, clean_text, find_
 _OPTION = {SUBWORD_NMT: "bpe_codes", "fastbpe": "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}
 
 
-class TextInterface(GeneratorHubInterface):
-    """fairseq's interface to a trained model, for plain text, which is cleaned before it is cut into units."""
+class TrainedModel(GeneratorHubInterface):
+    """A trained model in a program: fairseq's interface, with types. ``models`` has the model itself."""
+
+    @overload
+    def translate(self, sentences: str, beam: int = 5, verbose: bool = False, **options: Any) -> str: ...
+    @overload
+    def translate(self, sentences: list[str], beam: int = 5, verbose: bool = False, **options: Any) -> list[str]: ...
+    def translate(
+        self, sentences: str | list[str], beam: int = 5, verbose: bool = False, **options: Any
+    ) -> str | list[str]:
+        """Translate a sentence, or several at once; a language model continues each.
+
+        Args:
+            sentences: plain text, or what ``from_pretrained`` says.
+            beam: hypotheses that the search keeps for each sentence.
+            verbose: log hypotheses and their scores.
+            options: fairseq's of generation, such as ``lenpen=0.6``.
+
+        Returns:
+            The best hypothesis, or a list of them.
+        """
+        return self.sample(sentences, beam, verbose, **options)
+
+    @overload
+    def sample(self, sentences: str, beam: int = 1, verbose: bool = False, **options: Any) -> str: ...
+    @overload
+    def sample(self, sentences: list[str], beam: int = 1, verbose: bool = False, **options: Any) -> list[str]: ...
+    def sample(
+        self, sentences: str | list[str], beam: int = 1, verbose: bool = False, **options: Any
+    ) -> str | list[str]:
+        """As ``translate``, with another default; ``sampling=True`` draws words by their probabilities."""
+        texts: str | list[str] = super().sample(sentences, beam, verbose, **options)
+        return texts
+
+
+class TextModel(TrainedModel):
+    """A trained model for plain text, which is cleaned before it is cut into units."""
 
     def encode(self, sentence: str) -> Tensor:
         """Return the numbers of the units of a line, its end included."""
@@ -36,23 +72,34 @@ class PluginModel(BaseFairseqModel):
     @classmethod
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **options: Any
-    ) -> GeneratorHubInterface:
-        """Load a model for plain text: text that is as the model's BPE or SentencePiece took it.
+    ) -> TrainedModel:
+        """Load a model for plain text, tokenised and cased as the text that its BPE or SentencePiece was applied to.
 
-        Without ``bpe`` the dictionary tells if words are cut into units. Without ``bpe_codes`` or
-        ``sentencepiece_model`` the file is looked for beside the checkpoint, beside the dictionaries, and where
-        ``scripts.reproduce`` leaves it. ``bpe=None`` says that text is in units, which are taken as they are; other
-        text is cleaned as ``data_prep`` cleans people's own (``units.clean_text``). What else was done to the text
-        that the model learnt from (Moses, lower case) is said in a warning if its dictionary shows it, unless a
-        tokenizer is given.
+        Plain text is cleaned as ``data_prep`` cleans a user's own text (``units.clean_text``). A warning says what else
+        was done to the text of the training (Moses, lower case), if the dictionary shows it and no tokenizer is given.
+
+        Args:
+            model_name_or_path: folder of the checkpoint.
+            checkpoint_file: its name in the folder; several, joined by colons, are an ensemble.
+            data_name_or_path: folder of the dictionaries.
+            options: any of fairseq's. ``bpe``: how words are cut into subwords; if it is not given, the dictionary
+                decides. None: the text is cut already, and is taken as it is. ``bpe_codes`` or ``sentencepiece_model``:
+                its file; if it is not given, it is looked for beside the checkpoint, beside the dictionaries, and where
+                ``scripts.reproduce`` leaves it. ``tokenizer``: such as "moses".
 
         Raises:
-            CodesError: the codes are not there; for text in units give ``bpe=None``.
+            CodesError: the codes are not there; for text that is cut into subwords give ``bpe=None``.
+            RuntimeError: the plugin is not registered with fairseq.
         """
-        found = hub_utils.from_pretrained(
+        if "pla_translation" not in TASK_REGISTRY:
+            raise RuntimeError(
+                f"{cls.__name__} was imported without the plugin's tasks and what fairseq needs on today's torch: use "
+                f"`from lightconv_plugin import {cls.__name__}`, or `import lightconv_plugin.register` first"
+            )
+        loaded = hub_utils.from_pretrained(
             model_name_or_path, checkpoint_file, data_name_or_path, archive_map=cls.hub_models(), **options
         )
-        cfg, task = found["args"], found["task"]
+        cfg, task = loaded["args"], loaded["task"]
         words = task.source_dictionary.symbols
         units: Any = options["bpe"] if "bpe" in options else getattr(cfg.bpe, "_name", cfg.bpe) or units_of(words)
         if option := _OPTION.get(units):
@@ -64,11 +111,11 @@ class PluginModel(BaseFairseqModel):
             with open_dict(cfg):
                 cfg.bpe = cfg.bpe or {"_name": units}
                 cfg.bpe[option] = str(codes)
-        in_units = "bpe" in options and units is None
-        if steps := [] if in_units or "tokenizer" in options else steps_before(words):
+        is_cut = "bpe" in options and units is None
+        if steps := [] if is_cut or "tokenizer" in options else steps_before(words):
             warnings.warn(
                 f"{checkpoint_file} learnt from text that was {', '.join(steps)}: give it such text. tokenizer='moses' "
                 "tokenises; python -m scripts.translate does all that the model's dataset does",
                 stacklevel=2,
             )
-        return (GeneratorHubInterface if in_units else TextInterface)(cfg, task, found["models"])
+        return (TrainedModel if is_cut else TextModel)(cfg, task, loaded["models"])

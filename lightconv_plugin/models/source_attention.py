@@ -26,9 +26,6 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         )
         self.dropout_module = Dropout(dropout, self)
 
-    def _get_full_incremental_state_key(self, key: str) -> str:
-        return f"{self._owner}.{key}"
-
     def forward(
         self,
         query: Tensor,
@@ -62,7 +59,7 @@ class SourceAttention(OwnEntry, MultiheadAttention):
     def _attend(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """All positions: (T, B, C), and the weights (H, B, T, S) if needed."""
+        """Attend from all positions: (T, B, C), and the weights (H, B, T, S) if needed."""
 
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3)
@@ -83,15 +80,15 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         incremental_state: IncrementalState,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The newest positions: (T, B, C), and the weights (H, B, T, S) if needed."""
-        source = self.get_incremental_state(incremental_state, "source")
+        """Attend from the newest positions: (T, B, C), and the weights (H, B, T, S) if needed."""
+        source = self.get_incremental_state(incremental_state)
         positions, rows, channels = query.shape
         if source is None:
             sentence = torch.arange(key.shape[1], device=key.device)
             sentence = sentence.repeat_interleave(rows // max(len(sentence), 1))
-            source = self.read(key.transpose(0, 1).contiguous(), padding, sentence, incremental_state)
+            source = self.read(key, padding, sentence, incremental_state)
         sentence = source["sentence"]
-        if positions > 1:  # a row for each position of each hypothesis
+        if positions != 1:  # a row for each position of each hypothesis
             sentence = sentence.repeat(positions)
         queries = apply_linear(self.q_proj, query).reshape(1, positions * rows, channels)
         arguments = (queries, source["keys"], source["values"], source["padding"], sentence, self.num_heads)
@@ -105,20 +102,23 @@ class SourceAttention(OwnEntry, MultiheadAttention):
     def read(
         self, source: Tensor, padding: Tensor | None, sentence: Tensor, incremental_state: IncrementalState
     ) -> dict[str, Tensor | None]:
-        """Keep in the state what steps need of the source (sentences, S, C), and each hypothesis' sentence (N,)."""
+        """Keep in the state what steps need of the source (S, sentences, C), and each hypothesis' sentence (N,).
+
+        The layers are called with the source as in training, positions first, so that hooks see one layout.
+        """
         kept = {
-            "keys": apply_linear(self.k_proj, source),
-            "values": apply_linear(self.v_proj, source),
+            "keys": apply_linear(self.k_proj, source).transpose(0, 1).contiguous(),
+            "values": apply_linear(self.v_proj, source).transpose(0, 1).contiguous(),
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": sentence,
         }
-        self.set_incremental_state(incremental_state, "source", kept)
+        self.set_incremental_state(incremental_state, kept)
         return kept
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
-        source = self.get_incremental_state(incremental_state, "source")
+        source = self.get_incremental_state(incremental_state)
         if source is not None:
             reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}
-            self.set_incremental_state(incremental_state, "source", reordered)
+            self.set_incremental_state(incremental_state, reordered)
         return incremental_state

@@ -1,12 +1,16 @@
 """Averaged attention (Zhang et al., 2018, "Accelerating Neural Transformer via an Average Attention Network")."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear, linear
-from lightconv_plugin.modules.window import IncrementalState, StepByStep
+from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_call
+from lightconv_plugin.ops.checks import check_whole
+from lightconv_plugin.ops.state import check_held
 
 
 class AverageAttention(StepByStep):
@@ -21,10 +25,17 @@ class AverageAttention(StepByStep):
         hidden: width of the feed-forward network; Table 3's parameter counts imply that of the block's own.
         causal: average over the past alone.
         dropout: after the ReLU.
+
+    Raises:
+        ValueError: a dropout outside [0, 1].
+        TypeError: a number that is none, or not whole.
     """
 
     def __init__(self, embed_dim: int, hidden: int, *, causal: bool, dropout: float = 0.0) -> None:
         super().__init__(causal=causal)
+        check_whole("embed_dim", embed_dim)
+        check_whole("hidden", hidden)
+        self.embed_dim = embed_dim
         self.fc1 = linear(embed_dim, hidden)
         self.fc2 = linear(hidden, embed_dim)
         self.gate = linear(2 * embed_dim, 2 * embed_dim)
@@ -33,15 +44,28 @@ class AverageAttention(StepByStep):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions.
+
+        Raises:
+            ValueError: x or the mask of another shape or type, or a mask, a state of other inputs, or a module that is
+                not causal in a step.
+            TypeError: an incremental state that is no dict.
+        """
+        check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         if incremental_state is None:
             mean = self._mean(x, padding_mask)
         else:
             self.check_step(padding_mask)
             mean = self.each_position(lambda newest: self._step(newest, incremental_state), x)
         g = apply_linear(self.fc2, self.dropout(F.relu(apply_linear(self.fc1, mean))))
-        own, averaged = torch.sigmoid(apply_linear(self.gate, torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
-        return own * x + averaged * g
+        input_gate, forget_gate = torch.sigmoid(apply_linear(self.gate, torch.cat([x, g], dim=-1))).chunk(2, dim=-1)
+        return input_gate * x + forget_gate * g
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...
 
     def _mean(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
         # sums in float32 at least: thousands of half-precision terms would lose the later ones
@@ -62,6 +86,7 @@ class AverageAttention(StepByStep):
         total = x if x.dtype == torch.float64 else x.float()
         count = torch.ones_like(total[:, :, :1])
         if saved is not None:
+            check_held(saved["total"], x)
             total, count = total + saved["total"], count + saved["count"]
         self.set_incremental_state(incremental_state, {"total": total, "count": count})
         return (total / count).to(x.dtype)

@@ -1,6 +1,6 @@
 """LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
 
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 import torch.nn.functional as F
@@ -9,42 +9,20 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear
-from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_width
+from lightconv_plugin.modules.window import IncrementalState, StepByStep, check_heads, check_state, check_width
+from lightconv_plugin.ops.api import Activation, check_epilogue
+from lightconv_plugin.ops.backend import CHOICES, Backend
+from lightconv_plugin.ops.checks import check_choice, check_probability, check_whole, describe
+from lightconv_plugin.ops.normalization import Normalization, check_normalization
 
-DROPCONNECT_PER = ("position", "kernel")
-
-
-class TimeConvOptions(TypedDict, total=False):
-    """Options of both convolutions, which ``TimeConv`` explains."""
-
-    dropconnect: float
-    dropconnect_per: str
-    normalization: str
-    batch_first: bool
-    backend: str
+DropconnectPer = Literal["position", "kernel"]
+DROPCONNECT_PER: tuple[str, ...] = get_args(DropconnectPer)
 
 
 class TimeConv(StepByStep):
     """The parts that both convolutions share: the kernel's geometry and the state of a decoder.
 
-    Args:
-        channels: C.
-        kernel_size: K.
-        heads: H, a divisor of C; the C / H channels of a head share a kernel.
-        causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
-        dropconnect: probability with which a normalised weight is dropped in training, and where fairseq's
-            ``--retain-dropout`` asks for it.
-        dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
-            "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
-            DynamicConv has a kernel for each position, so for it both are the same.
-        normalization: a name in ``ops.NORMALIZATIONS``.
-        batch_first: x, the query and results are (B, T, ...), and states of whole sequences (B, K - 1, C), as in
-            ``nn.LSTM``; a call's own ``batch_first`` goes before. An incremental state has one form for both.
-        backend: "auto", or the one backend that may run.
-
-    Raises:
-        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
-            a probability outside [0, 1], or an unknown dropconnect_per.
+    The arguments are those of ``LightweightConv``.
     """
 
     query_dim: int | None = None  # DynamicConv's
@@ -57,16 +35,18 @@ class TimeConv(StepByStep):
         heads: int,
         causal: bool,
         dropconnect: float = 0.0,
-        dropconnect_per: str = "position",
-        normalization: str = "softmax",
+        dropconnect_per: DropconnectPer = "position",
+        normalization: Normalization = "softmax",
         batch_first: bool = False,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(causal=causal)
         check_width(kernel_size, causal=causal)
         check_heads(channels, heads)
-        if dropconnect_per not in DROPCONNECT_PER:
-            raise ValueError(f"dropconnect_per is {dropconnect_per!r}; expected one of: {', '.join(DROPCONNECT_PER)}")
+        check_probability("dropconnect", dropconnect)
+        check_choice("dropconnect_per", dropconnect_per, DROPCONNECT_PER)
+        check_normalization(normalization)
+        check_choice("backend", backend, CHOICES)
         self.channels = channels
         self.kernel_size = kernel_size
         self.heads = heads
@@ -78,33 +58,61 @@ class TimeConv(StepByStep):
         self.backend = backend
 
     def predict(self, query: Tensor) -> Tensor:
-        """The kernels' logits: (H, K), or (T, B, H, K) from a query (T, B, Q), or however it lies."""
+        """Return the kernels' logits: (H, K), or (T, B, H, K) from a query (T, B, Q), in the query's layout."""
         raise NotImplementedError
 
     def kernels(self, query: Tensor) -> Tensor:
-        """The kernels, normalised, of a query: x where the module has none of its own."""
+        """Return the normalised kernels that ``predict`` gives the logits of, without DropConnect."""
         return ops.normalize_kernel(self.predict(query), self.normalization)
+
+    def check_query(self, x: Tensor, query: Tensor) -> None:
+        """Check a query that is passed beside x.
+
+        Raises:
+            ValueError: it does not fit x or the module.
+        """
+        raise NotImplementedError
 
     def forward(
         self,
         x: Tensor,
         incremental_state: IncrementalState | None = None,
         query: Tensor | None = None,
-        **options: Any,
-    ) -> Any:
-        """x: (T, B, C), padding zeroed; gives (T, B, C). With a state, x are the newest positions.
+        *,
+        batch_first: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        initial_state: Tensor | None = None,
+        return_state: bool = False,
+        bias: Tensor | None = None,
+        activation: Activation | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Convolve x over time.
 
-        DynamicConv's kernels come from ``query``: (T, B, query_dim) where given, from x otherwise; it lies as x does.
-        ``options``: batch_first, cu_seqlens, initial_state, return_state, bias, activation and residual, as
-        ``ops.light_conv`` takes them; with an incremental state batch_first alone.
+        Args:
+            x: (T, B, C), padding zeroed; the newest positions with an incremental state.
+            incremental_state: a decoder's state, an empty dict before its first step, in which this module keeps the
+                inputs that later steps see.
+            query: DynamicConv's kernels are predicted from it: (T, B, query_dim), in the layout of x; None: from x.
+            batch_first: the layout of x, query, residual, states and the result; None: the constructor's.
+            cu_seqlens, initial_state, return_state: of whole sequences, as for ``ops.light_conv``.
+            bias, activation, residual: as for ``ops.light_conv``.
+
+        Returns:
+            (T, B, C), in the layout of x; with ``return_state`` also the last K - 1 inputs.
 
         Raises:
-            ValueError: x of other channels.
+            ValueError: x of other channels, a query that does not fit, options of whole sequences in a step, or an
+                argument that ``ops.light_conv`` or ``ops.conv_step`` refuses.
+            TypeError: an incremental state that is no dict.
         """
-        if x.shape[-1] != self.channels:
-            raise ValueError(f"{type(self).__name__} was made for {self.channels} channels; got x {tuple(x.shape)}")
+        if not isinstance(x, Tensor) or x.shape[-1:] != (self.channels,):
+            raise ValueError(f"{type(self).__name__} was made for {self.channels} channels; got x {describe(x)}")
+        check_state(self, incremental_state)
+        if query is not None:
+            self.check_query(x, query)
         weight = self.predict(x if query is None else query)
-        options.setdefault("batch_first", self.batch_first)
+        batch_first = self.batch_first if batch_first is None else batch_first
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0:
             per_kernel = self.dropconnect_per == "kernel" and weight.ndim == 2
@@ -113,7 +121,14 @@ class TimeConv(StepByStep):
                 weight = weight if per_kernel else weight.expand(*x.shape[:2], self.heads, self.kernel_size)
                 weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
         if incremental_state is not None:
-            return self._step(x, weight, incremental_state, normalization, **options)
+            if cu_seqlens is not None or initial_state is not None or return_state:
+                raise ValueError(
+                    f"{type(self).__name__}: cu_seqlens, initial_state and return_state are for whole sequences; an "
+                    "incremental state keeps a decoder's inputs by itself: leave them out"
+                )
+            check_epilogue(type(self).__name__, x, bias, activation, residual)
+            out = self._step(x, weight, incremental_state, normalization, batch_first=batch_first)
+            return ops.reference.epilogue(out, bias, activation, residual)
         operator = ops.light_conv if weight.ndim == 2 else ops.dynamic_conv
         return operator(
             x,
@@ -121,12 +136,73 @@ class TimeConv(StepByStep):
             padding_l=self.padding_l,
             normalization=normalization,
             dropconnect=dropconnect,
+            batch_first=batch_first,
+            cu_seqlens=cu_seqlens,
+            initial_state=initial_state,
+            return_state=return_state,
+            bias=bias,
+            activation=activation,
+            residual=residual,
             backend=self.backend,
-            **options,
         )
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            incremental_state: IncrementalState | None = None,
+            query: Tensor | None = None,
+            *,
+            batch_first: bool | None = None,
+            cu_seqlens: Tensor | None = None,
+            initial_state: Tensor | None = None,
+            return_state: Literal[False] = False,
+            bias: Tensor | None = None,
+            activation: Activation | None = None,
+            residual: Tensor | None = None,
+        ) -> Tensor: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            incremental_state: IncrementalState | None = None,
+            query: Tensor | None = None,
+            *,
+            batch_first: bool | None = None,
+            cu_seqlens: Tensor | None = None,
+            initial_state: Tensor | None = None,
+            return_state: Literal[True],
+            bias: Tensor | None = None,
+            activation: Activation | None = None,
+            residual: Tensor | None = None,
+        ) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self,
+            x: Tensor,
+            incremental_state: IncrementalState | None = None,
+            query: Tensor | None = None,
+            *,
+            batch_first: bool | None = None,
+            cu_seqlens: Tensor | None = None,
+            initial_state: Tensor | None = None,
+            return_state: bool,
+            bias: Tensor | None = None,
+            activation: Activation | None = None,
+            residual: Tensor | None = None,
+        ) -> Tensor | tuple[Tensor, Tensor]: ...
+        def __call__(self, *arguments: Any, **options: Any) -> Any: ...
+
     def _step(
-        self, x: Tensor, weight: Tensor, incremental_state: IncrementalState, normalization: str, *, batch_first: bool
+        self,
+        x: Tensor,
+        weight: Tensor,
+        incremental_state: IncrementalState,
+        normalization: Normalization,
+        *,
+        batch_first: bool,
     ) -> Tensor:
         """Convolve the newest positions with those before them."""
         if batch_first:
@@ -148,36 +224,25 @@ class TimeConv(StepByStep):
 class LightweightConv(TimeConv):
     """LightConv (section 3): one kernel a head, the same at every position; H * K parameters.
 
-    Its arguments and errors are those of ``TimeConv``.
-    """
-
-    def __init__(
-        self, channels: int, kernel_size: int, *, heads: int, causal: bool, **options: Unpack[TimeConvOptions]
-    ) -> None:
-        super().__init__(channels, kernel_size, heads=heads, causal=causal, **options)
-        self.weight = nn.Parameter(torch.empty(heads, kernel_size))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        # seen as H filters of one input channel each, (H, 1, K), as the published models were started
-        nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
-
-    def predict(self, query: Tensor) -> Tensor:
-        """The kernels' logits (H, K), whatever the query."""
-        return self.weight
-
-
-class DynamicConv(TimeConv):
-    """DynamicConv (section 4): each position predicts its kernels; C * H * K parameters, no bias.
-
     Args:
-        channels, kernel_size, heads, causal, ...: as for ``TimeConv``.
-        query_dim: Q, the width of what the kernels are predicted from; None for x itself, C.
-        query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
-            predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
+        channels: C.
+        kernel_size: K.
+        heads: H, a divisor of C; the C / H channels of a head share a kernel.
+        causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
+        dropconnect: probability with which a normalised weight is dropped in training, and where fairseq's
+            ``--retain-dropout`` asks for it.
+        dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
+            "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
+            DynamicConv has a kernel for each position, so for it both are the same.
+        normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
+        batch_first: x, the query and results are (B, T, ...), and states of whole sequences (B, K - 1, C), as in
+            ``nn.LSTM``; a call's own ``batch_first`` takes precedence. An incremental state has one form for both.
+        backend: "auto", or the one backend that may run.
 
     Raises:
-        ValueError: as for ``TimeConv``, or query_heads that do not divide the heads and the query.
+        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
+            a dropconnect outside [0, 1), or an unknown dropconnect_per, normalisation or backend.
+        TypeError: a number that is none, or not whole.
     """
 
     def __init__(
@@ -187,28 +252,122 @@ class DynamicConv(TimeConv):
         *,
         heads: int,
         causal: bool,
+        dropconnect: float = 0.0,
+        dropconnect_per: DropconnectPer = "position",
+        normalization: Normalization = "softmax",
+        batch_first: bool = False,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__(
+            channels,
+            kernel_size,
+            heads=heads,
+            causal=causal,
+            dropconnect=dropconnect,
+            dropconnect_per=dropconnect_per,
+            normalization=normalization,
+            batch_first=batch_first,
+            backend=backend,
+        )
+        self.weight = nn.Parameter(torch.empty(heads, kernel_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new weights: Glorot-uniform, as H filters of one input channel each, (H, 1, K).
+
+        The published models were initialised so.
+        """
+        nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
+
+    def predict(self, query: Tensor | None = None) -> Tensor:
+        """Return the kernels' logits (H, K), whatever the query."""
+        return self.weight
+
+    def kernels(self, query: Tensor | None = None) -> Tensor:
+        """Return the normalised kernels (H, K), without DropConnect. They do not depend on a query."""
+        return ops.normalize_kernel(self.weight, self.normalization)
+
+    def check_query(self, x: Tensor, query: Tensor) -> None:
+        raise ValueError("LightweightConv has the same kernels at every position: leave out query, or take DynamicConv")
+
+
+class DynamicConv(TimeConv):
+    """DynamicConv (section 4): each position predicts its kernels; C * H * K parameters, no bias.
+
+    Args:
+        channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend: as for
+            ``LightweightConv``.
+        query_dim: Q, the width of what the kernels are predicted from; None for x itself, C.
+        query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
+            predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
+
+    Raises:
+        ValueError: as for ``LightweightConv``, or query_heads that do not divide the heads and the query.
+        TypeError: as for ``LightweightConv``.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        kernel_size: int,
+        *,
+        heads: int,
+        causal: bool,
+        dropconnect: float = 0.0,
+        dropconnect_per: DropconnectPer = "position",
+        normalization: Normalization = "softmax",
+        batch_first: bool = False,
+        backend: Backend = "auto",
         query_dim: int | None = None,
         query_heads: int = 1,
-        **options: Unpack[TimeConvOptions],
     ) -> None:
-        super().__init__(channels, kernel_size, heads=heads, causal=causal, **options)
+        super().__init__(
+            channels,
+            kernel_size,
+            heads=heads,
+            causal=causal,
+            dropconnect=dropconnect,
+            dropconnect_per=dropconnect_per,
+            normalization=normalization,
+            batch_first=batch_first,
+            backend=backend,
+        )
         width = channels if query_dim is None else query_dim
+        check_whole("query_dim", width)
+        check_whole("query_heads", query_heads)
         if not 0 < query_heads <= width or heads % query_heads or width % query_heads:
             raise ValueError(
                 f"{query_heads} query heads do not divide {heads} heads and a query of {width}; "
                 "choose a divisor of both"
             )
         self.query_dim, self.query_heads = query_dim, query_heads
-        # nn.Linear's own start, as the published models were started
+        # nn.Linear's own initialisation, as in the published models
         self.weight_linear = nn.Linear(width // query_heads, heads * kernel_size, bias=False)
 
     def predict(self, query: Tensor) -> Tensor:
-        """The kernels' logits (T, B, H, K) from a query (T, B, Q), or however it lies."""
-        places = query.shape[:-1]
+        """Return the kernels' logits (T, B, H, K) from a query (T, B, Q), in the query's layout.
+
+        Raises:
+            ValueError: a query of another width.
+        """
+        width = self.channels if self.query_dim is None else self.query_dim
+        if not isinstance(query, Tensor) or query.shape[-1:] != (width,):
+            raise ValueError(
+                f"DynamicConv predicts its kernels from a query of width {width}, which is given as query=... if it is "
+                f"not x; got {describe(query)}"
+            )
+        positions = query.shape[:-1]
         if self.query_heads == 1:
-            return apply_linear(self.weight_linear, query).view(*places, self.heads, self.kernel_size)
-        groups = query.view(*places, self.query_heads, query.shape[-1] // self.query_heads)
-        # every group through the whole map, of which its own heads are kept: the map may be an adapter's
-        own = self.heads // self.query_heads * self.kernel_size
-        every = self.weight_linear(groups).view(*places, self.query_heads, self.query_heads, own)
-        return every.diagonal(dim1=-3, dim2=-2).movedim(-1, -2).reshape(*places, self.heads, self.kernel_size)
+            return apply_linear(self.weight_linear, query).view(*positions, self.heads, self.kernel_size)
+        groups = query.view(*positions, self.query_heads, width // self.query_heads)
+        # every group through the whole layer, of which its own heads are kept: the layer may be an adapter's
+        logits_of_group = self.heads // self.query_heads * self.kernel_size
+        logits = self.weight_linear(groups).view(*positions, self.query_heads, self.query_heads, logits_of_group)
+        return logits.diagonal(dim1=-3, dim2=-2).movedim(-1, -2).reshape(*positions, self.heads, self.kernel_size)
+
+    def check_query(self, x: Tensor, query: Tensor) -> None:
+        if not isinstance(query, Tensor) or query.shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"DynamicConv: query is expected as {(*x.shape[:-1], self.query_dim or self.channels)}, in the layout "
+                f"of x; got {describe(query)}"
+            )

@@ -1,12 +1,15 @@
 """The LightConv and DynamicConv modules of Figure 2: project, gate, convolve, project."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.conv import TimeConv
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear, linear
-from lightconv_plugin.modules.window import IncrementalState
+from lightconv_plugin.modules.window import IncrementalState, check_call
+from lightconv_plugin.ops.checks import check_whole
 
 
 class ConvModule(nn.Module):
@@ -24,11 +27,13 @@ class ConvModule(nn.Module):
 
     Raises:
         ValueError: an input_dropout outside [0, 1].
+        TypeError: a number that is none, or not whole.
     """
 
     def __init__(self, embed_dim: int, conv: TimeConv, *, glu: bool, input_dropout: float = 0.0) -> None:
         super().__init__()
-        self.glu = glu
+        check_whole("embed_dim", embed_dim)
+        self.embed_dim, self.glu = embed_dim, glu
         self.input_dropout = Dropout(input_dropout, self)
         self.in_proj = linear(embed_dim, conv.channels * (2 if glu else 1))
         self.query_proj = linear(embed_dim, conv.query_dim) if conv.query_dim is not None else None
@@ -41,7 +46,12 @@ class ConvModule(nn.Module):
         """x: (T, B, C_in), with padding mask (B, T), gives (T, B, C_in); with a state, x are the newest positions.
 
         Padding is zeroed before the convolution.
+
+        Raises:
+            ValueError: x or the mask of another shape or type, or a convolution that is not causal in a step.
+            TypeError: an incremental state that is no dict.
         """
+        check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         x = self.input_dropout(x)
         query = None if self.query_proj is None else apply_linear(self.query_proj, x)
         x = apply_linear(self.in_proj, x)
@@ -51,3 +61,9 @@ class ConvModule(nn.Module):
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
         mixed = self.conv(x, incremental_state=incremental_state, query=query, batch_first=False)
         return apply_linear(self.out_proj, mixed)
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...

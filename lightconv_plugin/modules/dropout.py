@@ -1,11 +1,12 @@
 """Dropout, controlled as everywhere in fairseq."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops.checks import check_probability
 
 
 class Dropout(nn.Module):
@@ -17,13 +18,13 @@ class Dropout(nn.Module):
 
     Raises:
         ValueError: p outside [0, 1].
+        TypeError: p is no number.
     """
 
     def __init__(self, p: float, owner: object) -> None:
         super().__init__()
         self.module_name = type(owner).__name__
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"the dropout of {self.module_name} is {p}; expected a probability, 0 <= p <= 1")
+        check_probability(f"the dropout of {self.module_name}", p, below_one=False)
         self.p = p
         self.apply_during_inference = False
 
@@ -36,6 +37,10 @@ class Dropout(nn.Module):
         """Any shape."""
         p = self.probability
         return ops.dropout(x, p) if p > 0 else x
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Collection[str] | None = None, **_options: Any

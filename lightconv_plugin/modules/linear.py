@@ -1,6 +1,7 @@
-"""Linear maps, started as everywhere in these models, and the rule for doing a module's work without calling it."""
+"""Linear layers of these models, and the rule for doing a module's work without calling the module."""
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops.autograd import constant
 
-_PACKED = "_lightconv_packed"  # attribute of the linear maps in a copy that ``with_packed_weights`` makes
+_PACKED = "_lightconv_packed"  # attribute of the linear layers in a copy that ``with_packed_weights`` makes
 
 
 def linear(in_features: int, out_features: int, *, gain: float = 1.0) -> nn.Linear:
-    """A linear map with Glorot-uniform weights, times ``gain``, and bias 0."""
+    """Return a linear layer with Glorot-uniform weights, times ``gain``, and bias 0."""
     layer = nn.Linear(in_features, out_features)
     nn.init.xavier_uniform_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -22,7 +24,7 @@ def linear(in_features: int, out_features: int, *, gain: float = 1.0) -> nn.Line
 
 
 def apply_linear(layer: Any, x: Any, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """activation(layer(x)); a plain ``nn.Linear`` takes the few rows of a decoder's step at the speed of the memory.
+    """Return activation(layer(x)); a plain ``nn.Linear`` takes a decoder's few rows at the speed of the memory.
 
     The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.
     """
@@ -37,29 +39,46 @@ def apply_linear(layer: Any, x: Any, activation: Callable[[Tensor], Tensor] | No
 
 
 def modules_of(module: nn.Module) -> list[nn.Module]:
-    """A module and all in it, one in two places twice; sooner than by ``modules()``, which names and compares them."""
-    found = [module]
-    for each in found:
-        found += [own for own in each._modules.values() if own is not None]
-    return found
+    """Return the module and its descendants; a shared module appears once per parent. Faster than ``modules()``."""
+    modules = [module]
+    for parent in modules:
+        modules += [child for child in parent._modules.values() if child is not None]
+    return modules
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return True if a call of ``module`` is ``kind.forward`` on tensors of its own, and nothing else.
+    """Return True if a call of ``module`` is the ``forward`` in the source of ``kind``, on plain tensors, and no more.
 
     It is no subclass, wrapper or parametrised module, has no ``forward`` of its own, is not compiled in place, and has
-    no hooks; nor has torch hooks for all modules. Its parameters are not quantised, sparse or spread over machines.
-    Only such a module's work may be done elsewhere from its parameters.
+    no hooks; torch has no hooks for all modules, and no tool has replaced the class's methods. Its parameters are not
+    quantised, sparse or spread over machines. Only such a module's work may be done elsewhere from its parameters.
     """
-    own = vars(module)
+    attributes = vars(module)
     return (
         type(module) is kind
-        and "forward" not in own
+        and "forward" not in attributes
         and module._compiled_call_impl is None
-        and not (own["_forward_hooks"] or own["_forward_pre_hooks"])
-        and not (own["_backward_hooks"] or own["_backward_pre_hooks"])
+        and not (attributes["_forward_hooks"] or attributes["_forward_pre_hooks"])
+        and not (attributes["_backward_hooks"] or attributes["_backward_pre_hooks"])
         and not _has_any_global_hook()
-        and all(map(_is_plain_tensor, own["_parameters"].values()))
+        and _has_methods_of_source(kind)
+        and all(map(_is_plain_tensor, attributes["_parameters"].values()))
+    )
+
+
+@constant
+def _has_methods_of_source(kind: type[nn.Module]) -> bool:
+    """Return True if ``kind.forward`` and ``nn.Module.__call__`` are those of the classes' source.
+
+    Tools that count, trace or offload put functions of theirs in place of them, for all modules at once.
+    """
+    forward, call = kind.forward, nn.Module.__call__
+    if type(forward) is not FunctionType or type(call) is not FunctionType:
+        return False
+    # the names under which their code was compiled, which functools.wraps leaves as they are
+    name = forward.__code__.co_qualname
+    return call.__code__.co_qualname.startswith("Module.") and (
+        name == kind.__qualname__ + ".forward" or name in [parent.__qualname__ + ".forward" for parent in kind.__mro__]
     )
 
 
@@ -68,17 +87,17 @@ def _is_plain_tensor(parameter: Tensor | None) -> bool:
 
 
 def packed_weight(layer: nn.Module) -> Tensor | None:
-    """Return the packed weight of a linear map in a copy that ``with_packed_weights`` made; None elsewhere."""
+    """Return the packed weight of a linear layer in a copy that ``with_packed_weights`` made; None elsewhere."""
     packed: Tensor | None = vars(layer).get(_PACKED)
     return packed
 
 
 def with_packed_weights(module: Any) -> Any:
-    """Return a copy of a module in which plain linear maps have packed weights beside their own, for one search.
+    """Return a copy of a module in which plain linear layers also have packed weights, for one search.
 
-    Copied are the linear maps and the plain modules around them. The copy shares parameters, keys of states and all
-    else with the original, which knows nothing of it. A weight that changes later is not seen to change: make a new
-    copy. Where products are computed in float32 there is nothing to pack, and the module itself is returned.
+    Only the linear layers and the plain modules around them are copied. The copy shares parameters, state keys and
+    everything else with the original, which stays as it is. The copy does not notice weights that change later: make a
+    new one. Where products are computed in float32 there is nothing to pack, and the module itself is returned.
     """
     if not is_plain(module, type(module)):
         return module
@@ -91,6 +110,6 @@ def with_packed_weights(module: Any) -> Any:
 
 def _alike(module: nn.Module, changed: dict[str, Any]) -> nn.Module:
     """Return a module of the same class with the same attributes, but for those changed."""
-    other = module.__new__(type(module))
-    vars(other).update(vars(module) | changed)
-    return other
+    copied = module.__new__(type(module))
+    vars(copied).update(vars(module) | changed)
+    return copied

@@ -1,12 +1,14 @@
 """Self-attention, over all positions or within a window: the baselines of Table 3."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules.dropout import Dropout
 from lightconv_plugin.modules.linear import apply_linear, linear
-from lightconv_plugin.modules.window import IncrementalState, InputWindow, check_heads, check_width
+from lightconv_plugin.modules.window import IncrementalState, InputWindow, check_call, check_heads, check_width
 
 
 class SelfAttention(InputWindow):
@@ -23,7 +25,9 @@ class SelfAttention(InputWindow):
         dropout: of the attention weights.
 
     Raises:
-        ValueError: heads that do not divide the channels, or a window that is even and not causal, or of no positions.
+        ValueError: heads that do not divide the channels, a window that is even and not causal, or of no positions,
+            or a dropout outside [0, 1].
+        TypeError: a number that is none, or not whole.
     """
 
     def __init__(self, embed_dim: int, heads: int, *, window: int | None, causal: bool, dropout: float = 0.0) -> None:
@@ -31,7 +35,7 @@ class SelfAttention(InputWindow):
         check_heads(embed_dim, heads)
         if window is not None:
             check_width(window, causal=causal)
-        self.heads = heads
+        self.embed_dim, self.heads = embed_dim, heads
         self.dropout = Dropout(dropout, self)
         # fairseq's start: that of one matrix with 3 * C outputs, as they were when the paper was written
         self.q_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
@@ -42,7 +46,14 @@ class SelfAttention(InputWindow):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions.
+
+        Raises:
+            ValueError: x or the mask of another shape or type, or a mask, a state of other inputs, or a module that is
+                not causal in a step.
+            TypeError: an incremental state that is no dict.
+        """
+        check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         q, k, v = (apply_linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if incremental_state is not None:  # which keeps keys and values: the past is projected once
             self.check_step(padding_mask)
@@ -51,14 +62,22 @@ class SelfAttention(InputWindow):
                 k, v = self.push(kv, incremental_state).chunk(2, dim=2)
                 return self._attend(q, k, v, None)
 
-            return self.each_position(step, q, torch.cat([k, v], dim=2))
-        seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph
-        if padding_mask is not None:
-            seen = seen & ~padding_mask[:, None, None, :]
-        return self._attend(q, k, v, seen)
+            attended = self.each_position(step, q, torch.cat([k, v], dim=2))
+        else:
+            seen = self._visible(x.shape[0], x.device)  # len() would fix the length of an exported graph
+            if padding_mask is not None:
+                seen = seen & ~padding_mask[:, None, None, :]
+            attended = self._attend(q, k, v, seen)
+        return apply_linear(self.out_proj, attended)
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...
 
     def _visible(self, time: int, device: torch.device) -> Tensor:
-        """(1, 1, T, T): whether position i (row) sees position j."""
+        """Return (1, 1, T, T), true where position i (row) sees position j."""
         offset = torch.arange(time, device=device)
         offset = offset[None, :] - offset[:, None]
         if self.causal:
@@ -68,13 +87,13 @@ class SelfAttention(InputWindow):
         return ((offset < right) & (offset > -left))[None, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
-        """The output (T, B, C) for queries (T, B, C), keys and values (S, B, C)."""
+        """Return the heads' outputs (T, B, C) for queries (T, B, C), keys and values (S, B, C)."""
 
         def split(x: Tensor) -> Tensor:  # (T, B, C) -> (B, H, T, R)
             return x.view(*x.shape[:2], self.heads, x.shape[2] // self.heads).permute(1, 2, 0, 3)
 
         out, _ = ops.attention(split(q), split(k), split(v), seen, self.dropout.probability)
-        return apply_linear(self.out_proj, out.permute(2, 0, 1, 3).reshape(q.shape))
+        return out.permute(2, 0, 1, 3).reshape(q.shape)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, {super().extra_repr()}"

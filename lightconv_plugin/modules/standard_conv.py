@@ -1,10 +1,13 @@
 """The non-separable convolution of Table 3 ("CNN"): every output channel reads every input channel."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightconv_plugin.modules.window import IncrementalState, InputWindow, check_width
+from lightconv_plugin.modules.window import IncrementalState, InputWindow, check_call, check_width
+from lightconv_plugin.ops.checks import check_whole
 
 
 class StandardConv(InputWindow):
@@ -17,12 +20,14 @@ class StandardConv(InputWindow):
 
     Raises:
         ValueError: an even kernel that is not causal, or one without weights.
+        TypeError: a number that is not whole.
     """
 
     def __init__(self, channels: int, kernel_size: int, *, causal: bool) -> None:
+        check_whole("channels", channels)
         check_width(kernel_size, causal=causal)
         super().__init__(kernel_size, causal=causal)
-        self.kernel_size = kernel_size
+        self.channels, self.kernel_size = channels, kernel_size
         self.padding = (kernel_size - 1, 0) if causal else (kernel_size // 2, kernel_size // 2)
         self.weight = nn.Parameter(torch.empty(channels, channels, kernel_size))
         self.bias = nn.Parameter(torch.zeros(channels))
@@ -31,7 +36,14 @@ class StandardConv(InputWindow):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions."""
+        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions.
+
+        Raises:
+            ValueError: x or the mask of another shape or type, or a mask, a state of other inputs, or a module that is
+                not causal in a step.
+            TypeError: an incremental state that is no dict.
+        """
+        check_call(self, self.channels, x, padding_mask, incremental_state)
         if incremental_state is not None:
             self.check_step(padding_mask)
 
@@ -43,4 +55,13 @@ class StandardConv(InputWindow):
             return self.each_position(step, x)
         if padding_mask is not None:
             x = x.masked_fill(padding_mask.t().unsqueeze(-1), 0)
-        return F.conv1d(F.pad(x.permute(1, 2, 0), self.padding), self.weight, self.bias).permute(2, 0, 1)
+        is_empty = x.shape[0] == 0
+        padding = (self.padding[0], self.padding[1] + is_empty)  # conv1d takes no input shorter than its kernel
+        out = F.conv1d(F.pad(x.permute(1, 2, 0), padding), self.weight, self.bias).permute(2, 0, 1)
+        return out[:0] if is_empty else out
+
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
+        ) -> Tensor: ...

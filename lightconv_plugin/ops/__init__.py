@@ -1,6 +1,8 @@
-"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` is the definition."""
+"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` has the equations."""
 
-from lightconv_plugin.ops import reference
+import os
+
+from lightconv_plugin.ops import backend, library, reference
 from lightconv_plugin.ops.api import dynamic_conv, light_conv
 from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
 from lightconv_plugin.ops.fused.decode import (
@@ -16,6 +18,10 @@ from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, s
 from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
+
+# before a FlopCounterMode is made, which knows the operators that are there then
+if os.environ.get(backend.VARIABLE) != "reference":
+    library.load_if_compiled()
 
 __all__ = [
     "BACKENDS",

@@ -1,118 +1,269 @@
 """LightConv and DynamicConv over whole sequences, for users: arguments are checked once, here."""
 
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Literal, get_args, overload
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import autograd, reference, sequences
-from lightconv_plugin.ops.backend import choose_backend
-from lightconv_plugin.ops.normalization import prepare_kernel
+from lightconv_plugin.ops.backend import Backend, choose_backend
+from lightconv_plugin.ops.checks import check_choice, check_probability, check_whole, describe
+from lightconv_plugin.ops.normalization import Normalization, check_normalization, prepare_kernel
 
+Activation = Literal["silu", "swish"]
+
+ACTIVATIONS = (None, *get_args(Activation))
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
+ANY_SIZE = None  # in the shapes that check_tensor expects
 
 
-class ConvOptions(TypedDict, total=False):
-    """Options of ``light_conv`` and ``dynamic_conv``, for type checkers."""
-
-    normalization: str
-    dropconnect: float
-    backend: str
-    batch_first: bool
-    cu_seqlens: Tensor | None
-    initial_state: Tensor | None
-    return_state: bool
-    bias: Tensor | None
-    activation: str | None
-    residual: Tensor | None
-
-
-def light_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Unpack[ConvOptions]) -> Any:
-    """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
-
-    See ``reference.light_conv`` for the definition.
-
-    Args:
-        x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
-        weight: (H, K).
-        padding_l, normalization, dropconnect: see the definition.
-        batch_first: of x, the result and states; without a copy. False unless given.
-        cu_seqlens: (N + 1,) int32 or int64 on x's device; sentence n is rows cu_seqlens[n] to cu_seqlens[n + 1] of x
-            and sees no other. Offsets are checked on a CPU alone. Native code on a CPU reads and writes them as they
-            lie; else it costs a copy of x, of DynamicConv's kernels and of the result, and
-            max(padding_l, K - 1 - padding_l) further positions a sentence.
-        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. On a CPU it is read where it
-            lies; on a GPU it costs a copy of x and of DynamicConv's kernels. Packed sentences are the B of states.
-        return_state: also return the last K - 1 inputs, the next call's initial state. False unless given.
-        bias: (C,), added to the result.
-        activation: None, "silu" or "swish", which are the same; after the bias.
-        residual: as x, added last; see ``reference.epilogue``.
-        backend: "auto" unless given; see ``backend.choose_backend``.
-
-    Raises:
-        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
-            convolution that looks ahead, or an unknown normalisation, activation or backend.
-    """
-    return _convolve("light_conv", x, weight, padding_l, **options)
-
-
-def dynamic_conv(x: Tensor, weight: Tensor, *, padding_l: int, **options: Unpack[ConvOptions]) -> Any:
-    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
-
-    See ``reference.dynamic_conv`` for the definition, and ``light_conv`` for the options. Kernels lie as x does:
-    (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``. Errors are those of ``light_conv``.
-    """
-    return _convolve("dynamic_conv", x, weight, padding_l, **options)
-
-
-def _convolve(
-    operator: str,
+@overload
+def light_conv(
     x: Tensor,
     weight: Tensor,
-    padding_l: int,
     *,
-    normalization: str = "softmax",
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: Literal[False] = False,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor: ...
+@overload
+def light_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: Literal[True],
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def light_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def light_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
     dropconnect: float = 0.0,
     batch_first: bool = False,
     cu_seqlens: Tensor | None = None,
     initial_state: Tensor | None = None,
     return_state: bool = False,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
-    backend: str = "auto",
+    backend: Backend = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """LightConv over a whole sequence: x (T, B, C) and logits (H, K) give (T, B, C).
+
+    See ``ops.reference.light_conv`` for the equation.
+
+    Args:
+        x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
+        weight: (H, K).
+        padding_l: zeros before the first position, 0..K-1: K - 1 is causal, K // 2 looks to both sides.
+        normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
+        dropconnect: probability with which a normalised weight is dropped; 0 outside training.
+        batch_first: layout of x, the result and states; costs no copy.
+        cu_seqlens: (N + 1,) int32 or int64 on x's device, for packed sentences: sentence n is rows cu_seqlens[n] to
+            cu_seqlens[n + 1] of x, and sees no other. The offsets' values are checked where they can be read without
+            waiting for a GPU. Native code on a CPU reads packed sentences where they are. Elsewhere they cost a copy of
+            x, of DynamicConv's kernels and of the result, and max(padding_l, K - 1 - padding_l) further positions a
+            sentence.
+        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. B is N for packed sentences.
+            On a CPU it is read where it is; on a GPU it costs a copy of x and of DynamicConv's kernels.
+        return_state: also return the last K - 1 inputs, the next call's initial state.
+        bias: (C,), added to the result.
+        activation: "silu" or "swish", which are the same; after the bias.
+        residual: as x, added last; see ``ops.reference.epilogue``.
+        backend: "auto", or the one backend that may run; see ``ops.choose_backend``.
+
+    Raises:
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
+            convolution that looks ahead, or an unknown normalisation, activation or backend.
+        TypeError: padding_l or dropconnect is no number.
+    """
+    return _convolve(
+        "light_conv",
+        x,
+        weight,
+        padding_l=padding_l,
+        normalization=normalization,
+        dropconnect=dropconnect,
+        batch_first=batch_first,
+        cu_seqlens=cu_seqlens,
+        initial_state=initial_state,
+        return_state=return_state,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        backend=backend,
+    )
+
+
+@overload
+def dynamic_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: Literal[False] = False,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor: ...
+@overload
+def dynamic_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: Literal[True],
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def dynamic_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def dynamic_conv(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization = "softmax",
+    dropconnect: float = 0.0,
+    batch_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
+
+    See ``ops.reference.dynamic_conv`` for the equation, and ``light_conv`` for the arguments and errors. Kernels are in
+    the layout of x: (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
+    """
+    return _convolve(
+        "dynamic_conv",
+        x,
+        weight,
+        padding_l=padding_l,
+        normalization=normalization,
+        dropconnect=dropconnect,
+        batch_first=batch_first,
+        cu_seqlens=cu_seqlens,
+        initial_state=initial_state,
+        return_state=return_state,
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        backend=backend,
+    )
+
+
+def _convolve(
+    operator: str,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    padding_l: int,
+    normalization: Normalization,
+    dropconnect: float,
+    batch_first: bool,
+    cu_seqlens: Tensor | None,
+    initial_state: Tensor | None,
+    return_state: bool,
+    bias: Tensor | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+    backend: Backend,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Check the arguments and run the backend on one sequence (T, B, C)."""
-    dims = "total" if cu_seqlens is not None else "B, T" if batch_first else "T, B"
+    packed = cu_seqlens is not None
+    dims = "total" if packed else "B, T" if batch_first else "T, B"
     check_operands(operator, x, weight, operator == "dynamic_conv", dims)
     width, channels = weight.shape[-1], x.shape[-1]
+    check_whole(f"{operator}: padding_l", padding_l)
     if not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
-    if not 0.0 <= dropconnect < 1.0:
-        raise ValueError(f"{operator}: dropconnect is {dropconnect}; expected 0 <= p < 1")
-    plain = cu_seqlens is initial_state is bias is activation is residual is None and not (batch_first or return_state)
+    check_probability(f"{operator}: dropconnect", dropconnect)
+    check_normalization(normalization)
+    check_epilogue(operator, x, bias, activation, residual)
+    plain = not (packed or batch_first or return_state) and initial_state is None
     if not plain:
-        if activation not in (None, "silu", "swish"):
-            raise ValueError(f"{operator}: activation is {activation!r}; expected None, 'silu' or 'swish'")
-        check_tensor(operator, "bias", bias, (channels,), FLOATS, x.device)
-        check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
-        check_tensor(operator, "cu_seqlens", cu_seqlens, ("N",), INTEGERS, x.device)
-        if cu_seqlens is not None and cu_seqlens.is_cpu and not torch.compiler.is_compiling():
-            offsets = cu_seqlens.tolist()
-            if not offsets or offsets[0] != 0 or offsets[-1] != len(x) or offsets != sorted(offsets):
-                raise ValueError(
-                    f"{operator}: cu_seqlens must rise from 0 to the {len(x)} rows of x; got {offsets[:9]}"
-                )
+        check_tensor(operator, "cu_seqlens", cu_seqlens, (ANY_SIZE,), INTEGERS, x.device)
+        if cu_seqlens is not None:
+            _check_offsets(operator, cu_seqlens, x.shape[0])
         if (initial_state is not None or return_state) and padding_l != width - 1:
             raise ValueError(
                 f"{operator}: only a causal convolution, padding_l = K - 1 = {width - 1}, has a state; "
                 f"got padding_l = {padding_l}"
             )
-        sentences = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else x.shape[0 if batch_first else 1]
-        before = (sentences, width - 1) if batch_first else (width - 1, sentences)
-        check_tensor(operator, "initial_state", initial_state, (*before, channels), (x.dtype,), x.device)
+        sentences: int | None = x.shape[0 if batch_first else 1] if cu_seqlens is None else _sentences(cu_seqlens)
+        inputs = (sentences, width - 1) if batch_first else (width - 1, sentences)
+        check_tensor(operator, "initial_state", initial_state, (*inputs, channels), (x.dtype,), x.device)
     native = choose_backend(operator, backend, x, weight) == "native"
     conv = partial(
         partial(_native, operator) if native else getattr(reference, operator),
@@ -121,7 +272,7 @@ def _convolve(
         dropconnect=dropconnect,
     )
     if plain:
-        return conv(x, weight)
+        return reference.epilogue(conv(x, weight), bias, activation, residual)
     out, state = sequences.convolve(
         conv,
         x,
@@ -143,7 +294,7 @@ def _native(
     weight: Tensor,
     *,
     padding_l: int,
-    normalization: str,
+    normalization: Normalization,
     dropconnect: float,
     offsets: Tensor | None = None,
     initial_state: Tensor | None = None,
@@ -165,15 +316,26 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims
     """Check x (dims, C) and weight (H, K) or, dynamic, (dims, H, K): what every operator asks of its two tensors.
 
     Raises:
-        ValueError: other shapes, integers, floats of 8 bits, two devices, or heads that do not divide the channels.
+        ValueError: no dense tensors, other shapes, integers, floats of 8 bits, two devices, or heads that do not divide
+            the channels.
     """
-    kernels, places = f"({dims}, H, K)" if dynamic else "(H, K)", dims.count(",") + 1
-    fits = x.ndim == places + 1 and weight.ndim == (places + 2 if dynamic else 2)
-    if not fits or x.dtype not in FLOATS or weight.dtype not in FLOATS or x.device != weight.device:
+    kernels, positions = f"({dims}, H, K)" if dynamic else "(H, K)", dims.count(",") + 1
+    fits = (
+        isinstance(x, Tensor)
+        and isinstance(weight, Tensor)
+        and x.ndim == positions + 1
+        and weight.ndim == (positions + 2 if dynamic else 2)
+        and x.layout is weight.layout is torch.strided
+        and x.dtype in FLOATS
+        and weight.dtype in FLOATS
+        and x.device == weight.device
+    )
+    if not fits:
+        is_nested = isinstance(x, Tensor) and x.layout is torch.jagged
+        hint = ". A nested tensor has packed sentences: x.values(), with cu_seqlens=x.offsets()" if is_nested else ""
         raise ValueError(
-            f"{operator}: expected x ({dims}, C) and weight {kernels}, floating-point of at least 16 bits, on one "
-            f"device; got x {tuple(x.shape)}, {x.dtype} on {x.device}, "
-            f"and weight {tuple(weight.shape)}, {weight.dtype} on {weight.device}"
+            f"{operator}: expected x ({dims}, C) and weight {kernels}, dense, floating-point of at least 16 bits, on "
+            f"one device; got x {describe(x)}, and weight {describe(weight)}{hint}"
         )
     if dynamic and weight.shape[:-2] != x.shape[:-1]:
         raise ValueError(
@@ -184,25 +346,62 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims
         raise ValueError(f"{operator}: {weight.shape[-2]} heads do not divide the {x.shape[-1]} channels of x")
 
 
+def check_epilogue(
+    operator: str, x: Tensor, bias: Tensor | None, activation: Activation | None, residual: Tensor | None
+) -> None:
+    """Check the arguments of ``reference.epilogue`` for a convolution of x.
+
+    Raises:
+        ValueError: an unknown activation, or a tensor of another shape, type or device.
+    """
+    check_choice(f"{operator}: activation", activation, ACTIVATIONS)
+    check_tensor(operator, "bias", bias, (x.shape[-1],), FLOATS, x.device)
+    check_tensor(operator, "residual", residual, x.shape, FLOATS, x.device)
+
+
 def check_tensor(
     operator: str,
     name: str,
-    given: Tensor | None,
-    shape: tuple[int | str, ...],
+    tensor: Tensor | None,
+    shape: tuple[int | None, ...],
     types: tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """Check a tensor that may be left out; "N" in ``shape`` is any size.
+    """Check a tensor that may be left out; ``ANY_SIZE`` in ``shape`` stands for any number.
 
     Raises:
-        ValueError: another shape, type or device.
+        ValueError: another shape, type or device, or no tensor.
     """
-    if given is None:
+    if tensor is None:
         return
-    fits = given.ndim == len(shape) and all(n in (m, "N") for n, m in zip(shape, given.shape, strict=True))
-    if not fits or given.dtype not in types or given.device != device:
-        sizes = str(tuple(shape)).replace("'", "")
+    fits = (
+        isinstance(tensor, Tensor)
+        and tensor.ndim == len(shape)
+        and all(size is ANY_SIZE or size == length for size, length in zip(shape, tensor.shape, strict=True))
+        and tensor.dtype in types
+        and tensor.device == device
+    )
+    if not fits:
+        sizes = ", ".join("N" if size is ANY_SIZE else str(size) for size in shape)
         raise ValueError(
-            f"{operator}: {name} is expected as {sizes}, {' or '.join(map(str, types))} on {device}; "
-            f"got {tuple(given.shape)}, {given.dtype} on {given.device}"
+            f"{operator}: {name} is expected as ({sizes}{',' if len(shape) == 1 else ''}), "
+            f"{' or '.join(map(str, types))} on {device}; got {describe(tensor)}"
         )
+
+
+def _sentences(cu_seqlens: Tensor) -> int | None:
+    """Return the number of packed sentences, or ``ANY_SIZE``: a recorded program would keep a bound for two sizes that
+    were compared."""
+    return ANY_SIZE if autograd.recording() else cu_seqlens.shape[0] - 1
+
+
+def _check_offsets(operator: str, cu_seqlens: Tensor, rows: int) -> None:
+    """Check the values of offsets of packed sentences, where they can be read without waiting for a GPU.
+
+    Raises:
+        ValueError: they do not rise from 0 to the number of rows.
+    """
+    if cu_seqlens.is_cpu and autograd.has_values(cu_seqlens):
+        offsets = cu_seqlens.tolist()
+        if not offsets or offsets[0] != 0 or offsets[-1] != rows or offsets != sorted(offsets):
+            raise ValueError(f"{operator}: cu_seqlens must rise from 0 to the {rows} rows of x; got {offsets[:9]}")

@@ -45,6 +45,12 @@ def recording() -> bool:
     return torch._C._is_tracing() or torch.compiler.is_exporting() or torch._C._get_dispatch_mode(PROXY) is not None
 
 
+def has_values(x: Tensor) -> bool:
+    """Return False where a tensor's numbers cannot be read: while a program is recorded or transformed, or compiled,
+    and where only shapes are computed (FakeTensorMode)."""
+    return type(x) is Tensor and not (torch.compiler.is_compiling() or transformed() or recording())
+
+
 def recorded(*tensors: Tensor | None) -> bool:
     """Return True if derivatives of what is computed from these tensors may be asked for."""
     if torch.is_grad_enabled():

@@ -1,24 +1,26 @@
-"""The choice of the code that runs a call: the library (``native``), or the definition (``reference``).
+"""Choose the code that runs a call: the compiled library ("native") or the reference implementation ("reference").
 
-An operand is looked at once, by ``choose_backend``, for all operators alike: its device, type, layout and gradients.
-Nothing is ever skipped: what the library does not take is an error that says why, or, where the choice was left open,
-done by the definition, with one warning that says why.
+``choose_backend`` looks at the operands once, for all operators alike: device, type, layout and gradients. Nothing is
+ever skipped. If the library cannot take a call, that is an error where "native" was asked for; where the choice was
+left open, the reference implementation runs, and one warning gives the reason.
 """
 
 import functools
 import logging
 import os
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from lightconv_plugin.ops import autograd, library
+from lightconv_plugin.ops.checks import check_choice
 
 logger = logging.getLogger(__name__)
 
-BACKENDS = ("native", "reference")
-CHOICES = ("auto", *BACKENDS)
+Backend = Literal["auto", "native", "reference"]
+CHOICES: tuple[str, ...] = get_args(Backend)
+BACKENDS = CHOICES[1:]
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
@@ -32,11 +34,12 @@ RUNS = "lightconv_plugin: %s runs on the %s backend"
 # scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
 COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
 
-# reasons for which nobody is warned: the definition is meant for such calls
+# reasons for which nobody is warned: the reference implementation is meant for such calls
 TRANSFORMED = "it has no rule for torch.func, and no forward-mode derivatives"
 RECORDED = "a program is recorded (export, trace), which needs no library where it is loaded"
 NO_KERNEL = "it has no kernel of this operator for such a device"
-BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL)
+WRAPPED = "a tensor is of a class that runs operators itself (distributed, quantised)"
+BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL, WRAPPED)
 REPLACED = "PyTorch's own kernels serve as well"
 
 _announced: set[tuple[str, ...]] = set()  # what has been logged
@@ -87,19 +90,17 @@ OPERATORS = {
 def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> str:
     """Return the backend that runs ``operator`` on these tensors, "native" or "reference"; log it the first time.
 
-    "auto" leaves the choice to $LIGHTCONV_BACKEND, and that, where it is not set, to ``unsupported_reason``. The
-    variable is about all operators at once: its "native" does not ask for kernels that the library is not to have.
+    "auto" leaves the choice to $LIGHTCONV_BACKEND. Where that is not set, either, ``unsupported_reason`` decides. The
+    variable is for all operators at once: its "native" does not demand kernels that the library has none of by design.
 
     Raises:
-        ValueError: the backend named does not exist, or cannot take x. A named backend is never replaced by another.
+        ValueError: the named backend does not exist, or cannot take x. A named backend is never replaced by another.
     """
     name = backend if backend != "auto" else os.environ.get(VARIABLE) or "auto"
     if name == "reference":
         _announce(logging.INFO, RUNS, operator, name)
         return name
-    if name not in CHOICES:
-        given = "backend" if name == backend else f"${VARIABLE}: backend"
-        raise ValueError(f"{given} {name!r} is not available; expected one of: {', '.join(CHOICES)}")
+    check_choice("backend" if name == backend else f"${VARIABLE}", name, CHOICES)
     refused = unsupported_reason(operator, x, *others)
     if refused is None:
         _announce(logging.INFO, RUNS, operator, "native")
@@ -141,6 +142,8 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
         return TRANSFORMED
     if autograd.recording():
         return RECORDED
+    if _is_wrapped(x) or any(map(_is_wrapped, others)):
+        return WRAPPED
     device, dtype = x.device, x.dtype
     refused = _reason_of_kind(operator, device.type, dtype)
     if refused is not None:
@@ -163,6 +166,11 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
         if about.widest is not None and device.type == "cuda" and t.shape[-1] > about.widest:
             return f"on a GPU {operator} takes rows of at most {about.widest} weights; got {t.shape[-1]}"
     return None
+
+
+def _is_wrapped(x: Tensor | None) -> bool:
+    """Return True for a tensor whose class keeps tensors in it and runs operators on those, such as DTensor."""
+    return type(x) is not Tensor and hasattr(x, "__tensor_flatten__")
 
 
 def _worth_it(replaces: str, x: Tensor) -> bool:

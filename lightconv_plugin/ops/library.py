@@ -26,7 +26,7 @@ from time import perf_counter
 
 import torch
 
-from lightconv_plugin.ops import fakes
+from lightconv_plugin.ops import fakes, flops
 from lightconv_plugin.ops.files import whole_file
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,15 @@ def load() -> str | None:
         return _load()
 
 
+def load_if_compiled() -> None:
+    """Load the library where nothing is to be compiled for it.
+
+    PyTorch's counter of floating-point operations knows the operators that were there when it was made.
+    """
+    if os.path.exists(packaged_path()) or os.path.exists(cached_path()):  # false, too, where nothing may be read
+        load()
+
+
 @functools.cache
 def _load() -> str | None:
     try:
@@ -74,6 +83,7 @@ def _load() -> str | None:
             "LIGHTCONV_CACHE to a folder on a disk that allows programs"
         )
     fakes.register()
+    flops.register()
     if bits := VECTOR_BITS.get(os.environ.get("ATEN_CPU_CAPABILITY", "")):
         torch.ops.lightconv.cpu_vector_bits(bits)
     return None
@@ -114,12 +124,8 @@ def library_path() -> Path:
     """
     if (packaged := packaged_path()).exists():
         return packaged
-    digest = hashlib.sha256(fingerprint_of_sources().encode())
-    # a container's C library may be older than that of the machine with which it shares the cache
-    for text in (platform.machine(), repr(platform.libc_ver()), repr((COMMON_FLAGS, WIDTHS, X86_FLAGS))):
-        digest.update(text.encode() + b"\0")
-    cache = cache_folder()
-    path = cache / f"native-{digest.hexdigest()[:16]}.so"
+    path = cached_path()
+    cache = path.parent
     if path.exists():
         return path
     cxx = compiler()
@@ -137,6 +143,15 @@ def library_path() -> Path:
             f"the library cannot be written to {cache} ({error}); set LIGHTCONV_CACHE to a folder that can"
         ) from error
     return path
+
+
+def cached_path() -> Path:
+    """Return the path in the cache of a library compiled from these sources. It need not be there."""
+    digest = hashlib.sha256(fingerprint_of_sources().encode())
+    # a container's C library may be older than that of the machine with which it shares the cache
+    for text in (platform.machine(), repr(platform.libc_ver()), repr((COMMON_FLAGS, WIDTHS, X86_FLAGS))):
+        digest.update(text.encode() + b"\0")
+    return cache_folder() / f"native-{digest.hexdigest()[:16]}.so"
 
 
 def packaged_path() -> Path:

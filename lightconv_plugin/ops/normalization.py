@@ -1,10 +1,15 @@
 """Normalisations of a kernel's K weights: softmax, and the alternatives of Table 6 (appendix A)."""
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from lightconv_plugin.ops.checks import check_choice
+
+Normalization = Literal["none", "softmax", "sigmoid", "tanh", "l1", "l2", "power", "abs", "abs_l1", "abs_l2"]
+_NAMES = get_args(Normalization)
 EPSILON = 1e-6  # Table 6
 
 
@@ -16,7 +21,7 @@ def _l2(w: Tensor) -> Tensor:
     return torch.linalg.vector_norm(w, dim=-1, keepdim=True) + EPSILON
 
 
-NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+NORMALIZATIONS: dict[Normalization, Callable[[Tensor], Tensor]] = {
     "none": lambda w: w,
     "softmax": lambda w: torch.softmax(w, dim=-1),
     "sigmoid": torch.sigmoid,
@@ -30,12 +35,21 @@ NORMALIZATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def normalize_kernel(weight: Tensor, normalization: str = "softmax") -> Tensor:
+def check_normalization(name: str) -> None:
+    """Check the name of a normalisation.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    check_choice("normalization", name, _NAMES)
+
+
+def normalize_kernel(weight: Tensor, normalization: Normalization = "softmax") -> Tensor:
     """Normalise kernels over their width, in float32 for the 16-bit types.
 
     Args:
         weight: (..., K), any floating type.
-        normalization: a name in ``NORMALIZATIONS``; Table 6 gives each one's BLEU.
+        normalization: a name in ``ops.NORMALIZATIONS``; Table 6 gives each one's BLEU.
 
     Returns:
         (..., K), float32 where weight is float16 or bfloat16, else of weight's own type.
@@ -43,20 +57,17 @@ def normalize_kernel(weight: Tensor, normalization: str = "softmax") -> Tensor:
     Raises:
         ValueError: an unknown name.
     """
-    if normalization not in NORMALIZATIONS:
-        raise ValueError(
-            f"unknown kernel normalisation {normalization!r}; expected one of: {', '.join(NORMALIZATIONS)}"
-        )
+    check_normalization(normalization)
     if weight.dtype in (torch.float16, torch.bfloat16):
         weight = weight.float()
     return NORMALIZATIONS[normalization](weight)
 
 
-def prepare_kernel(weight: Tensor, normalization: str, dtype: torch.dtype) -> tuple[Tensor, bool]:
+def prepare_kernel(weight: Tensor, normalization: Normalization, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """Return kernels for a compiled operator, and True if they are logits of which it takes the softmax.
 
-    What needs no normalisation here is of ``dtype``, other kernels perhaps of a wider type. Logits that ``dtype`` cannot
-    hold, such as LightConv's parameters under autocast, are normalised before they are rounded.
+    Logits, and kernels that are not normalised, are of ``dtype``; normalised kernels may be of a wider type. Logits
+    that ``dtype`` cannot hold, such as LightConv's parameters under autocast, are normalised before they are rounded.
 
     Raises:
         ValueError: an unknown name.

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightconv_plugin.ops.normalization import normalize_kernel
+from lightconv_plugin.ops.normalization import Normalization, normalize_kernel
 
 
 def light_conv(
@@ -36,7 +36,7 @@ def light_conv(
     weight: Tensor,
     *,
     padding_l: int,
-    normalization: str = "softmax",
+    normalization: Normalization = "softmax",
     dropconnect: float = 0.0,
     initial_state: Tensor | None = None,
 ) -> Tensor:
@@ -64,7 +64,7 @@ def dynamic_conv(
     weight: Tensor,
     *,
     padding_l: int,
-    normalization: str = "softmax",
+    normalization: Normalization = "softmax",
     dropconnect: float = 0.0,
     initial_state: Tensor | None = None,
 ) -> Tensor:
@@ -100,7 +100,7 @@ def epilogue(out: Tensor, bias: Tensor | None, activation: str | None, residual:
     out = out if bias is None else out + bias
     out = out if activation is None else F.silu(out)
     out = out if residual is None else out + residual
-    return out.to(dtype)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> Tensor:
@@ -110,7 +110,7 @@ def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> T
     return torch.cat([initial_state, x])[x.shape[0] :]  # len() would fix the length of a recorded program
 
 
-def conv_step(window: Tensor, weight: Tensor, *, normalization: str = "softmax") -> Tensor:
+def conv_step(window: Tensor, weight: Tensor, *, normalization: Normalization = "softmax") -> Tensor:
     """Either convolution at one position of a decoder.
 
     Args:

@@ -1,8 +1,8 @@
 """Turn layouts, states and packed sentences into sequences (T, B, C), which every backend takes, differentiably.
 
-Native code on a CPU reads packed sentences and states as they lie, and the definition takes states. Elsewhere the
-inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its own, and the
-outputs there are left out.
+Native code on a CPU reads packed sentences and states where they are, and the reference implementation takes states.
+Elsewhere the inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its
+kernels, and the outputs at those positions are left out.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ def convolve(
     return_state: bool,
     native: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run ``conv`` on sentences that lie and begin as ``api.light_conv`` says. A state that is not asked for is None.
+    """Run ``conv`` on sentences in any of the layouts of ``api.light_conv``; a state that is not asked for is None.
 
-    The ``native`` one takes states and offsets of packed sentences on a CPU, the definition states alone.
+    Native code on a CPU takes states and the offsets of packed sentences, the reference implementation states alone.
     """
     width, on_cpu = weight.shape[-1], native and x.is_cpu
-    state = _turned(state) if batch_first else state
+    state = _transposed(state) if batch_first else state
     if offsets is not None:
         x, weight = x.unsqueeze(1), weight if weight.ndim == 2 else weight.unsqueeze(1)
         if on_cpu:
@@ -41,34 +41,34 @@ def convolve(
             out = convolve_packed(conv, x, weight, padding_l, offsets, state).squeeze(1)
     else:
         if batch_first:
-            x, weight = _turned(x), _turned(weight)
+            x, weight = _transposed(x), _transposed(weight)
         if on_cpu or not native or state is None:
             out = conv(x, weight, initial_state=state)
         else:
             out = _convolve_behind(conv, x, weight, state)
-        out = _turned(out) if batch_first else out
+        out = _transposed(out) if batch_first else out
     if not return_state:
         return out, None
     if native and offsets is None and x.shape[0] >= width - 1:
         last = x[x.shape[0] - width + 1 :]
     else:
         last = final_state(x, width, offsets, state)
-    return out, (_turned(last) if batch_first else last).clone(memory_format=torch.contiguous_format)
+    return out, (_transposed(last) if batch_first else last).clone(memory_format=torch.contiguous_format)
 
 
-def _turned(x: Any) -> Any:
-    """Batch first to time first, or back; LightConv's kernels and None are neither."""
+def _transposed(x: Any) -> Any:
+    """Exchange the first two dimensions, batch and time; LightConv's kernels and None have neither."""
     return x if x is None or x.ndim == 2 else x.transpose(0, 1)
 
 
 def _convolve_behind(
     conv: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, initial_state: Tensor
 ) -> Tensor:
-    """x (T, B, C) behind a state (K - 1, B, C)."""
-    before = initial_state.shape[0]
+    """Convolve x (T, B, C) behind a state (K - 1, B, C)."""
+    length = initial_state.shape[0]
     if weight.ndim == 4:
-        weight = F.pad(weight, (0, 0, 0, 0, 0, 0, before, 0), value=1.0)
-    return conv(torch.cat([initial_state, x]), weight)[before:]
+        weight = F.pad(weight, (0, 0, 0, 0, 0, 0, length, 0), value=1.0)
+    return conv(torch.cat([initial_state, x]), weight)[length:]
 
 
 def convolve_packed(
@@ -79,39 +79,45 @@ def convolve_packed(
     cu_seqlens: Tensor,
     initial_state: Tensor | None,
 ) -> Tensor:
-    """Packed sentences (total, 1, C), each behind as many positions as a kernel reaches: zeros, or its state.
+    """Convolve packed sentences (total, 1, C), each behind as many positions as a kernel reaches: zeros, or its state.
 
-    The offsets stay on their device, so that a GPU runs on.
+    The offsets stay on their device, so that a GPU is not waited for. No size is compared with another, so that a
+    recorded program takes any number of sentences.
     """
     gap = max(padding_l, weight.shape[-1] - 1 - padding_l)
-    offsets, places = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
-    rows = places + gap * torch.searchsorted(offsets, places, right=True)
-    longer = x.shape[0] + gap * (offsets.shape[0] - 1)
-    spread = x.new_zeros(longer, *x.shape[1:]).index_copy(0, rows, x)
-    if initial_state is not None:
-        behind = offsets[:-1] + gap * torch.arange(offsets.shape[0] - 1, device=x.device)
-        before = behind + torch.arange(gap, device=x.device).unsqueeze(1)
-        spread = spread.index_copy(0, before.flatten(), initial_state.flatten(0, 1).unsqueeze(1))
+    offsets, positions = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
+    # of each row of the longer sequence: its sentence, its position after the sentence's gap began, its row in x
+    places = torch.arange(x.shape[0] + gap * (offsets.shape[0] - 1), device=x.device)
+    begins = offsets + gap * torch.arange(offsets.shape[0], device=x.device)
+    sentence = torch.searchsorted(begins, places, right=True) - 1
+    position = places - begins[sentence]
+    row, in_gap = places - gap * (sentence + 1), position < gap
+    if initial_state is None:
+        spread = _select(x.new_zeros(1, *x.shape[1:]), x, in_gap, 0, row)
+    else:
+        state = initial_state.flatten(0, 1).unsqueeze(1)
+        spread = _select(state, x, in_gap, position * initial_state.shape[1] + sentence, row)
     if weight.ndim == 4:
-        weight = weight.new_ones(longer, *weight.shape[1:]).index_copy(0, rows, weight)
+        weight = _select(weight.new_ones(1, *weight.shape[1:]), weight, in_gap, 0, row)
+    rows = positions + gap * torch.searchsorted(offsets, positions, right=True)
     return conv(spread, weight).index_select(0, rows)
 
 
 def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> Tensor:
-    """The last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
+    """Return the last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
     if cu_seqlens is None:
         return reference.final_state(x, width, initial_state)
-    before = width - 1
+    length = width - 1
     if initial_state is None:
-        initial_state = x.new_zeros(before, cu_seqlens.shape[0] - 1, x.shape[2])
-    if x.shape[0] == 0:
-        return initial_state
-    rows = cu_seqlens[1:].long() - torch.arange(before, 0, -1, device=x.device).unsqueeze(1)
-    ahead = rows - cu_seqlens[:-1]  # below 0: before the sentence's first, in its state
-    places = (ahead + before).clamp(max=before - 1) * rows.shape[1] + torch.arange(rows.shape[1], device=x.device)
-    own = x.squeeze(1).index_select(0, rows.clamp(min=0).flatten())
-    return torch.where(
-        (ahead < 0).unsqueeze(2),
-        initial_state.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, rows.shape),
-        own.unflatten(0, rows.shape),
-    )
+        initial_state = x.new_zeros(length, cu_seqlens.shape[0] - 1, x.shape[2])
+    offsets, sentence = cu_seqlens.long(), torch.arange(initial_state.shape[1], device=x.device)
+    rows = offsets[sentence + 1] - torch.arange(length, 0, -1, device=x.device).unsqueeze(1)
+    position = rows - offsets[sentence]  # below 0: before the sentence's first, in its state
+    in_state = (position + length) * initial_state.shape[1] + sentence
+    return _select(initial_state.flatten(0, 1), x.squeeze(1), position < 0, in_state, rows)
+
+
+def _select(first: Tensor, second: Tensor, of_first: Tensor, index: Tensor | int, row: Tensor) -> Tensor:
+    """Return rows of ``first`` by ``index`` where ``of_first`` is true, and rows of ``second`` by ``row`` elsewhere."""
+    rows = torch.where(of_first, index, row + first.shape[0])
+    return torch.cat([first, second]).index_select(0, rows.flatten()).view(*rows.shape, *first.shape[1:])

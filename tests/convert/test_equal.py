@@ -7,8 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.sequence_generator import SequenceGenerator
 
-from lightconv_plugin import convert
-from lightconv_plugin.models.encoder_decoder import LightConvModel
+from lightconv_plugin import LightConvModel, convert
 from tests.convert import common
 
 FORMS = list(itertools.product(("lightweight", "dynamic"), (True, False), (True, False), ("early", "late")))

@@ -9,16 +9,15 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import lightconv
+from fairseq.tasks import TASK_REGISTRY
 from fairseq_cli import interactive, train
 from subword_nmt.learn_bpe import get_vocabulary
 
 from data_prep.sources.supplied import SuppliedText
 from data_prep.text import bpe, sentencepiece
 from data_prep.text.clean import normalise_space
-from lightconv_plugin import convert
+from lightconv_plugin import LightConvLanguageModel, LightConvModel, convert
 from lightconv_plugin.compat.safetensors import read_safetensors, write_safetensors
-from lightconv_plugin.models.encoder_decoder import LightConvModel
-from lightconv_plugin.models.language_model import LightConvLanguageModel
 from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, CodesError, steps_before, units_of
 from scripts import translate
 from tests.compat.conftest import write_corpus
@@ -64,6 +63,14 @@ def test_from_pretrained_translates_as_fairseqs(cut, file):
     found = ours.translate(TEXTS, beam=3, max_len_b=8)
     assert found == theirs.translate(TEXTS, beam=3, max_len_b=8)
     assert any(found), "empty translations prove nothing"
+    assert ours.translate(TEXTS[0], beam=3, max_len_b=8) == found[0]
+
+
+def test_a_model_without_the_plugin_s_tasks_is_not_loaded(monkeypatch):
+    """As if it had been imported from lightconv_plugin.models alone."""
+    monkeypatch.delitem(TASK_REGISTRY, "pla_translation")
+    with pytest.raises(RuntimeError, match="use `from lightconv_plugin import LightConvModel`"):
+        LightConvModel.from_pretrained(".")
 
 
 @pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")

@@ -131,6 +131,21 @@ def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
+def test_steps_of_no_positions_change_nothing(conv, calls):
+    block, source, steps = decoder_block(decoder_conv_type=conv), torch.randn(S, 2, 16), torch.randn(4, 2, 16)
+    state: dict = {}
+    outs = []
+    for x in steps.split(1):
+        outs.append(block(x, source, None, state)[0])
+        assert block(x[:0], source, None, state)[0].shape == (0, 2, 16)
+    begun: dict = {}
+    block(steps[:0], source, None, begun)
+    assert torch.equal(torch.cat(outs), walk(block, begun, steps.unbind(), source))
+    assert calls == [2] * 6
+
+
+@torch.no_grad()
 def test_many_rows_run_part_by_part_and_few_at_once(calls):
     block = decoder_block(decoder_conv_type="lightweight")
     few, many = [0] * ops.FEW_ROWS, [0] * (ops.FEW_ROWS + 1)
@@ -176,7 +191,7 @@ def test_the_operator_refuses_what_does_not_fit(calls):
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)
     inputs, source = (
         block.mixer.conv.get_incremental_state(state),
-        block.encoder_attn.get_incremental_state(state, "source"),
+        block.encoder_attn.get_incremental_state(state),
     )
     states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
     weights = block_step.parameters_of(*block_step.maps_and_norms(block))

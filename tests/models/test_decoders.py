@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,7 +78,9 @@ def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkey
     def step(newest, begin):
         return model.decoder.step(newest, torch.tensor([begin]), state)
 
+    assert_close(step(words[:, :0], 0), full[:, :0])
     assert_close(step(words[:, :7], 0), full[:, :7])
+    assert_close(step(words[:, 7:7], 7), full[:, 7:7])
     before = copy.deepcopy(state)
     step(common.tokens(6, 4, seed=2), 7)
     state = before
@@ -85,6 +88,51 @@ def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkey
     assert_close(step(words[:, 8:18], 8), full[:, 8:18])
     assert_close(step(words[:, 18], 18), full[:, 18])
     assert_close(model.decoder(words, incremental_state=state, **source)[0], full[:, 19:])  # fairseq's own call goes on
+
+
+def outputs_by_module(decoder: Any, calls: Callable[[], None]) -> dict[str, list[torch.Tensor]]:
+    """Return what each module in a decoder gives, call by call, as a hook on it sees it."""
+    outputs: dict[str, list[torch.Tensor]] = {}
+
+    def keep(name: str, out: Any) -> None:
+        # a step reads the table of positions; bands of words have no positions
+        if isinstance(out, torch.Tensor) and name != "embed_positions" and ".embeddings." not in name:
+            outputs.setdefault(name, []).append(out)
+
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, name=name: keep(name, out))
+        for name, module in decoder.named_modules()
+    ]
+    calls()
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+@pytest.mark.parametrize("call", ["forward", "step"])
+@torch.no_grad()
+def test_hooks_see_one_layout_in_training_and_in_steps(model, call):
+    """Positions, sentences and channels are in the same dimensions, and steps give the numbers of the full pass."""
+    words, source, decoder = common.tokens(2, 5), source_of(model), model.decoder
+    expected = outputs_by_module(decoder, lambda: decoder(words, **source))
+    state: dict = {}
+
+    def steps() -> None:
+        if call == "step" and source:
+            decoder.read_source(source["encoder_out"], state, 2)
+        for t in range(5):
+            if call == "step":
+                decoder.step(words[:, t], torch.tensor([t]), state)
+            else:
+                decoder(words[:, : t + 1], incremental_state=state, **source)
+
+    got = outputs_by_module(decoder, steps)
+    assert len(expected) > 10
+    assert got.keys() == expected.keys()
+    for name, (whole,) in expected.items():
+        parts = got[name]
+        assert len(parts) == (1 if name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj")) else 5), name
+        assert_close(torch.cat(parts, whole.shape.index(5)) if len(parts) > 1 else parts[0], whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -108,8 +156,9 @@ def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
     loaded = torch.load(file, weights_only=True)
     for decoder, carried in (pickle.loads(pickle.dumps((model.decoder, state))), (model.decoder, loaded)):
         assert_close(go_on(decoder, carried, 4, 10), full[:, 3:])
-    # a copy's modules are its own, and begin anew
-    assert_close(go_on(copy.deepcopy(model.decoder), state, 1, 2), full[:, :1])
+    # the modules of a copy are its own, and begin anew
+    for twin in (copy.deepcopy(model.decoder), pickle.loads(pickle.dumps(model.decoder))):
+        assert_close(go_on(twin, state, 1, 2), full[:, :1])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -1,9 +1,17 @@
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from lightconv_plugin.modules import ConvModule, DynamicConv, LightweightConv, SelfAttention, StandardConv
+from lightconv_plugin.modules import (
+    AverageAttention,
+    ConvModule,
+    DynamicConv,
+    LightweightConv,
+    SelfAttention,
+    StandardConv,
+)
 from lightconv_plugin.modules.conv import DROPCONNECT_PER
 from lightconv_plugin.ops import BACKENDS, reference
 from tests.tolerances import assert_close
@@ -80,40 +88,122 @@ def test_dropconnect_per_kernel_drops_entries_of_the_normalised_kernel(backend, 
     assert_close(module.eval()(x), reference.light_conv(x, module.weight, padding_l=4, normalization=normalization))
 
 
-def light(**options: Any) -> LightweightConv:
+def light(**options: Any) -> Any:
     return LightweightConv(6, **{"kernel_size": 3, "heads": 2, "causal": True, **options})
 
 
-def dynamic(**options: Any) -> DynamicConv:
+def dynamic(**options: Any) -> Any:
     return DynamicConv(6, 3, heads=2, causal=True, **options)
 
 
-X = torch.zeros(5, 2, 6)
+X, MASK, OFFSETS = torch.zeros(5, 2, 6), torch.zeros(2, 5, dtype=torch.bool), torch.tensor([0, 5, 10])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: light(heads=4), "4 heads do not divide 6 channels; choose a divisor of 6"),
-        (lambda: light(heads=0), "0 heads do not divide"),
-        (lambda: light(causal=False, kernel_size=4), 'kernel size 4 is even, so "same" padding'),
-        (lambda: light(kernel_size=0), "a kernel of 0 weights"),
-        (lambda: SelfAttention(6, 2, window=0, causal=True), "a kernel of 0 weights"),  # else it would see all
-        (lambda: SelfAttention(6, 4, window=None, causal=True), "4 heads do not divide 6 channels"),
-        (lambda: light(dropconnect=1.1), "the dropout of LightweightConv is 1.1"),
-        (lambda: light(dropconnect_per="head"), "dropconnect_per is 'head'; expected one of: position, kernel"),
-        (lambda: dynamic(query_dim=4, query_heads=4), "4 query heads do not divide 2 heads and a query of 4"),
-        (lambda: dynamic(query_dim=5, query_heads=2), "2 query heads do not divide 2 heads and a query of 5"),
-        (lambda: light()(X.repeat(1, 1, 2)), r"LightweightConv was made for 6 channels; got x \(5, 2, 12\)"),
-        (lambda: dynamic(query_dim=6)(X.repeat(1, 1, 2), query=X), "DynamicConv was made for 6 channels"),
-        # options of whole sequences
-        (lambda: light()(X[:1], incremental_state={}, bias=None), "unexpected keyword argument 'bias'"),
-        (lambda: dynamic()(X[:1], incremental_state={}, return_state=True), "argument 'return_state'"),
-    ],
-)
+def mixers(embed_dim: int = 6) -> list[Any]:
+    """One module of each kind that a block can have."""
+    return [
+        ConvModule(embed_dim, light(), glu=True),
+        AverageAttention(embed_dim, 5, causal=True),
+        SelfAttention(embed_dim, 2, window=None, causal=True),
+        StandardConv(embed_dim, 3, causal=True),
+    ]
+
+
+def after_a_prompt(module: Any, x: torch.Tensor) -> Any:
+    """A step of a state that was begun without gradients."""
+    state: dict = {}
+    with torch.no_grad():
+        module(X[:2], incremental_state=state)
+    return module(x, incremental_state=state)
+
+
+def nested() -> torch.Tensor:
+    """Two sentences as PyTorch's ragged batch."""
+    return torch.nested.nested_tensor([torch.zeros(3, 6), torch.zeros(5, 6)], layout=torch.jagged)
+
+
+WHOLE_SEQUENCES = "cu_seqlens, initial_state and return_state are for whole sequences"
+NUMBER, WIDTH = "expected a whole number", "from a query of width 12, which is given as query=... if it is not x; got"
+# arguments where they are given: of constructors
+CONSTRUCTORS: list[tuple[Any, str]] = [
+    (lambda: light(heads=4), "4 heads do not divide 6 channels; choose a divisor of 6"),
+    (lambda: light(heads=0), "0 heads do not divide"),
+    (lambda: light(causal=False, kernel_size=4), 'kernel size 4 is even, so "same" padding'),
+    (lambda: light(kernel_size=0), "a kernel of 0 weights"),
+    (lambda: LightweightConv(0, 3, heads=1, causal=True), "0 channels were asked for; expected 1 or more"),
+    (lambda: SelfAttention(6, 2, window=0, causal=True), "a kernel of 0 weights"),  # else it would see all
+    (lambda: SelfAttention(6, 4, window=None, causal=True), "4 heads do not divide 6 channels"),
+    (lambda: light(dropconnect=1.1), "dropconnect is 1.1; expected 0 <= p < 1"),
+    (lambda: dynamic(dropconnect=1.0), "dropconnect is 1.0; expected 0 <= p < 1"),  # nothing would be left
+    (lambda: light(dropconnect=float("nan")), "dropconnect is nan; expected 0 <= p < 1"),
+    (lambda: light(dropconnect="0.1"), "dropconnect is '0.1'; expected a number"),
+    (
+        lambda: SelfAttention(6, 2, window=3, causal=True, dropout=1.1),
+        "dropout of SelfAttention is 1.1; expected 0 <= p",
+    ),
+    (lambda: AverageAttention(6, 2, causal=True, dropout="0"), "is '0'; expected a number"),  # type: ignore[arg-type]
+    (lambda: light(dropconnect_per="head"), "dropconnect_per is 'head'; expected one of: position, kernel"),
+    (lambda: light(normalization="softmx"), "normalization is 'softmx'; expected one of: none, softmax, sigmoid"),
+    (lambda: light(normalization=["softmax"]), r"normalization is \['softmax'\]; expected one of"),
+    (lambda: light(backend="cuda"), "backend is 'cuda'; expected one of: auto, native, reference"),
+    (lambda: light(kernel_size="5"), "kernel_size is '5'; " + NUMBER),
+    (lambda: light(kernel_size=[5]), r"kernel_size is \[5\]; " + NUMBER),
+    (lambda: light(kernel_size=5.0), "kernel_size is 5.0; " + NUMBER),
+    (lambda: light(heads=2.0), "heads is 2.0; " + NUMBER),
+    (lambda: StandardConv(6, "3", causal=True), "kernel_size is '3'; " + NUMBER),  # type: ignore[arg-type]
+    (lambda: StandardConv(6.0, 3, causal=True), "channels is 6.0; " + NUMBER),  # type: ignore[arg-type]
+    (lambda: SelfAttention(6, 2, window="3", causal=True), "kernel_size is '3'; " + NUMBER),  # type: ignore[arg-type]
+    (lambda: SelfAttention(6.0, 2, window=3, causal=True), "channels is 6.0; " + NUMBER),  # type: ignore[arg-type]
+    (lambda: AverageAttention(6, "9", causal=True), "hidden is '9'; " + NUMBER),  # type: ignore[arg-type]
+    (lambda: ConvModule(6.0, light(), glu=True), "embed_dim is 6.0; " + NUMBER),  # type: ignore[arg-type]
+    (lambda: dynamic(query_dim="12"), "query_dim is '12'; " + NUMBER),
+    (lambda: dynamic(query_heads=1.0), "query_heads is 1.0; " + NUMBER),
+    (lambda: dynamic(query_dim=4, query_heads=4), "4 query heads do not divide 2 heads and a query of 4"),
+    (lambda: dynamic(query_dim=5, query_heads=2), "2 query heads do not divide 2 heads and a query of 5"),
+]
+CALLS: list[tuple[Any, str]] = [
+    (lambda: light()(X.repeat(1, 1, 2)), r"LightweightConv was made for 6 channels; got x \(5, 2, 12\)"),
+    (lambda: dynamic(query_dim=6)(X.repeat(1, 1, 2), query=X), "DynamicConv was made for 6 channels"),
+    (lambda: light()([[1.0] * 6]), "made for 6 channels; got x an object of class list"),
+    (lambda: light()(X, X[:2]), r"incremental_state is a dict, .* got \(2, 2, 6\), .* passed as initial_state"),
+    (lambda: light()(X[:1], {}, return_state=True), WHOLE_SEQUENCES),
+    (lambda: dynamic()(X[:1], {}, initial_state=X[:2]), WHOLE_SEQUENCES),
+    (lambda: light()(X.flatten(0, 1), {}, cu_seqlens=OFFSETS), WHOLE_SEQUENCES),
+    (lambda: light()(X[:1], {}, bias=X[0, 0, :5]), r"bias is expected as \(6,\)"),
+    (lambda: light()(X[:1], {}, activation="relu"), "activation is 'relu'; expected one of: None, silu, swish"),
+    (lambda: light()(X[0], {}), r"conv_step: expected x \(T, B, C\) .* got x \(2, 6\)"),
+    (lambda: light(causal=False)(X[:1], {}), "incremental decoding takes a causal module"),
+    (lambda: light()(X.flatten(0, 1), cu_seqlens=[0, 5, 10]), r"cu_seqlens is expected as \(N,\), .* class list"),
+    (lambda: light()(X, initial_state=[0.0]), r"initial_state is expected as \(2, 2, 6\), .* class list"),
+    (lambda: light()(X, query=X), "LightweightConv has the same kernels at every position: leave out query"),
+    (lambda: dynamic(query_dim=12)(X), WIDTH + r" \(5, 2, 6\)"),
+    (lambda: dynamic(query_dim=12)(X, query=X), WIDTH + r" \(5, 2, 6\)"),
+    (lambda: dynamic(query_dim=12, query_heads=2).kernels(X), WIDTH + r" \(5, 2, 6\)"),
+    (lambda: dynamic()(X, query=X[:4]), r"query is expected as \(5, 2, 6\), in the layout of x; got \(4, 2, 6\)"),
+    (lambda: dynamic()(X, query=[1.0]), "query is expected as .* got an object of class list"),
+    (lambda: dynamic()(nested(), batch_first=True), "torch.jagged.* A nested tensor has packed sentences: x.values"),
+    (lambda: after_a_prompt(light(), X[:1]), "native backend began this state and cannot .* records no gradients"),
+    (lambda: after_a_prompt(light().requires_grad_(False), X[:1, :1]), "is of 2 hypotheses.* Re-order the state"),
+]
+for number, kind in enumerate(type(module).__name__ for module in mixers()):
+    for arguments, options, message in (
+        ((X[..., :4],), {}, rf"{kind}: x is expected as \(T, B, 6\), dense; got \(5, 2, 4\)"),
+        ((X[0],), {}, rf"{kind}: x is expected as \(T, B, 6\), dense; got \(2, 6\)"),
+        ((X, {}), {}, rf"{kind}: padding_mask is expected as \(B, T\) = \(2, 5\), .* got an object of class dict"),
+        ((X, MASK.t()), {}, r"expected as \(B, T\) = \(2, 5\), .* got \(5, 2\), torch.bool"),
+        ((X, MASK.float()), {}, r"torch.bool, true at padding; got \(2, 5\), torch.float32"),
+        ((X,), {"incremental_state": X}, f"{kind}: incremental_state is a dict"),
+    ):
+        CALLS.append((lambda n=number, a=arguments, o=options: mixers()[n](*a, **o), message))
+    CALLS.append((lambda n=number: after_a_prompt(mixers()[n].requires_grad_(False), X[:1, :1]), "of 2 hypotheses"))
+
+
+@pytest.mark.parametrize(("call", "message"), CONSTRUCTORS + CALLS)
 def test_refusals(call, message):
-    with pytest.raises(TypeError if "argument" in message else ValueError, match=message):
+    """A sentence of ours where the argument is given, and no error of what it would have reached."""
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
+    assert "lightconv_plugin" in str(caught.traceback[-1].path)
 
 
 @pytest.mark.parametrize("conv", CONVS)
@@ -162,6 +252,8 @@ def test_text_in_pieces_batch_first_packed_and_in_steps(kind, options):
         assert_close(torch.cat([begin, end], 1), whole.transpose(0, 1))
     assert_close(conv(rows.flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9)), whole.transpose(0, 1).flatten(0, 1))
     past: dict = {}
-    with torch.no_grad():
-        steps = [other(rows[:, t : t + 1], incremental_state=past) for t in range(9)]
-    assert_close(torch.cat(steps, 1), whole.transpose(0, 1))
+    epilogue = {"bias": torch.randn(8).double(), "activation": "silu"}
+    with torch.no_grad():  # one position, several, and none
+        pieces = [rows[:, begin:end] for begin, end in pairwise((0, 0, 1, 2, 5, 5, 9))]
+        steps = [other(piece, past, residual=piece, **epilogue) for piece in pieces]
+    assert_close(torch.cat(steps, 1), other(rows, residual=rows, **epilogue))

@@ -1,6 +1,7 @@
 """The mixers: what all share, for every name of ``CONV_TYPES``; then each against its definition written out anew."""
 
 from argparse import Namespace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -93,6 +94,21 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(name, wind
             if hasattr(part, "reorder_incremental_state"):
                 part.reorder_incremental_state(state, order)
         history = history.index_select(1, order)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_no_positions_are_no_change(name, backend, monkeypatch):
+    """Of a whole sequence, and of a step: the first, or a later one. Its gradients are zeros."""
+    monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
+    module, x, nothing = build(name, causal=True), inputs(5), inputs(5)[:0].requires_grad_()
+    gradients = torch.autograd.grad(module(nothing).sum(), [nothing, *module.parameters()], allow_unused=True)
+    assert all(gradient is None or not gradient.any() for gradient in gradients)
+    with torch.no_grad():
+        state: dict = {}
+        outs = [module(x[begin:end], incremental_state=state) for begin, end in pairwise((0, 0, 2, 2, 5, 5))]
+        assert [len(out) for out in outs] == [0, 2, 0, 3, 0]
+        assert_close(torch.cat(outs), module(x))
 
 
 @pytest.mark.parametrize("name", NAMES)

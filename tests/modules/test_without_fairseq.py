@@ -8,6 +8,8 @@ import zipfile
 from email import message_from_string
 from pathlib import Path
 
+import lightconv_plugin
+
 ROOT = Path(__file__).resolve().parents[2]
 NONE = "import sys\nfor name in ('fairseq', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
 README = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
@@ -20,10 +22,15 @@ torch.testing.assert_close(steps, out(conv(embed(tokens))), rtol=1e-4, atol=1e-5
 # the compiler of torch alone would take 1.4 seconds to import
 FIRST = """
 import lightconv_plugin
+assert {*lightconv_plugin.__all__, '__version__'} <= {*dir(lightconv_plugin)}
 assert 'torch' not in sys.modules  # units needs Python alone
 from lightconv_plugin import DynamicConv, LightweightConv, dynamic_conv, info, light_conv
 import torch
 assert 'torch._dynamo' not in sys.modules
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:  # made before the first call
+    DynamicConv(8, 3, heads=2, causal=True)(torch.randn(5, 2, 8))
+assert counter.get_total_flops() == 2 * 5 * 2 * 8 * (2 * 3 + 3)
 """
 
 
@@ -43,8 +50,10 @@ def test_a_wheel_asks_for_torch_alone_and_holds_every_file(tmp_path):
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")
     (metadata,) = (tmp_path / "site").glob("*.dist-info")
-    needs = message_from_string((metadata / "METADATA").read_text(encoding="utf-8")).get_all("Requires-Dist", [])
+    message = message_from_string((metadata / "METADATA").read_text(encoding="utf-8"))
+    needs = message.get_all("Requires-Dist", [])
     assert [need for need in needs if "extra ==" not in need] == ["torch>=2.10"]
+    assert message["Version"] == lightconv_plugin.__version__
     files = {path.relative_to(tmp_path) for path in (tmp_path / "lightconv_plugin").rglob("*") if path.is_file()}
     kept = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site" / "lightconv_plugin").rglob("*")}
     assert {path for path in files - kept if path.suffix not in (".ipynb", ".md", ".pyc")} == set()
@@ -81,6 +90,6 @@ def test_a_wheel_with_the_compiled_library_needs_no_compiler(tmp_path):
 
 
 def test_models_say_that_they_need_fairseq():
-    code = NONE + "import lightconv_plugin.models"
+    code = NONE + "from lightconv_plugin import LightConvModel"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in done.stderr

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightconv_plugin import ops
 from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, LightweightConv
@@ -40,6 +41,61 @@ def test_modules_at_lengths_that_change():
             out = call(x)
             found.append((out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))))
         assert all(torch.equal(got, expected) for got, expected in zip(*found, strict=True))
+
+
+class Layers(nn.Module):
+    """Convolutions of several widths, each behind a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = ((DynamicConv, 3), (LightweightConv, 5), (DynamicConv, 7))
+        self.layers = nn.ModuleList(kind(C, width, heads=H, causal=True) for kind, width in kinds)
+
+    def forward(
+        self, x: Tensor, states: list[Tensor] | None, offsets: Tensor | None, incremental_state: dict | None
+    ) -> list[Tensor]:
+        outs = []
+        for n, layer in enumerate(self.layers):
+            if states is None:
+                x = layer(x, incremental_state)
+            else:
+                x, state = layer(x, initial_state=states[n], return_state=True, cu_seqlens=offsets)
+                outs.append(state)
+        return [x, *outs]
+
+
+def states_and_packed_sentences(packed: bool, *sizes: int) -> tuple[Any, ...]:
+    """Return x, states and offsets: sentences of other lengths in each call."""
+    total, sentences = sum(sizes), len(sizes)
+    states = [torch.randn(width - 1, sentences, C) for width in (3, 5, 7)]
+    if packed:
+        return torch.randn(total, C), states, torch.tensor([0, *accumulate(sizes)]), None
+    return torch.randn(total, sentences, C), states, None, None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@torch.no_grad()
+def test_states_and_packed_sentences_of_layers_of_several_widths(packed, dynamic):
+    module = Layers()
+    compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=dynamic)
+    for sizes in ((3, 4), (2, 0, 7), (5,)):
+        arguments = states_and_packed_sentences(packed, *sizes)
+        for got, expected in zip(compiled(*arguments), module(*arguments), strict=True):
+            assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@torch.no_grad()
+def test_steps_of_layers_of_several_widths(dynamic):
+    """Of one position, of several and of none, at the first step and at later ones."""
+    module = Layers().eval()
+    compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=dynamic)
+    inside: dict = {}
+    plain: dict = {}
+    for positions in (1, 1, 3, 0, 1):
+        x = torch.randn(positions, 4, C)
+        assert torch.equal(compiled(x, None, None, inside)[0], module(x, None, None, plain)[0])
 
 
 def test_the_compiled_backward_pass_is_the_fused_one():

@@ -20,7 +20,7 @@ from data_prep.common.pipeline import STAMP, Stamp, read_stamp, sizes
 from data_prep.common.process import python_module
 from data_prep.dataset import load_dataset
 from data_prep.text import bpe
-from lightconv_plugin.models import LightConvModel
+from lightconv_plugin import LightConvModel
 from scripts import generate, translate, tune
 from scripts.config import load_config
 from scripts.fairseq_io import translator

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightconv_plugin.ops import reference
-from lightconv_plugin.ops.autograd import gradients_of, recorded
+from lightconv_plugin.ops.autograd import gradients_of, recorded, transformed
 from lightconv_plugin.ops.backend import takes
 
 READY_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -156,7 +156,8 @@ def attention(
         (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64. Both are
         zero where a query sees nothing.
     """
-    if not need_weights and (p == 0.0 or not takes("dropout", q)):
+    # PyTorch's kernels have no forward-mode derivatives
+    if not need_weights and not transformed() and (p == 0.0 or not takes("dropout", q)):
         # cuDNN's kernels are compiled anew for each shape, of which a training has dozens and its validation hundreds
         with sdpa_kernel(READY_KERNELS) if q.is_cuda else nullcontext():
             if seen is None or seen.dtype != torch.bool:

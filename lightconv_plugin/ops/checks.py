@@ -1,0 +1,52 @@
+"""Checks of arguments that operators and modules share. Each error names what was expected and what was got."""
+
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+
+def describe(value: Any) -> str:
+    """Return a tensor's shape, type, device and layout, or the class of anything else, for a message."""
+    if isinstance(value, Tensor):
+        layout = "" if value.layout is torch.strided else f", {value.layout}"
+        return f"{tuple(value.shape)}, {value.dtype} on {value.device}{layout}"
+    return f"an object of class {type(value).__name__}"
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Check that an argument is one of a few words.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}; expected one of: {', '.join(map(str, choices))}")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Check that an argument is a whole number, of Python's or numpy's.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if type(value) is not int and not isinstance(value, (numbers.Integral, SymInt)):
+        raise TypeError(f"{name} is {value!r}; expected a whole number")
+
+
+def check_probability(name: str, value: Any, *, below_one: bool = True) -> None:
+    """Check that an argument is a probability with which numbers are dropped.
+
+    Args:
+        below_one: refuse 1, too: what is left is divided by 1 - p.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is outside [0, 1), or [0, 1].
+    """
+    if type(value) is not float and not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}; expected a number")
+    if not 0.0 <= float(value) <= 1.0 or (below_one and value == 1.0):
+        raise ValueError(f"{name} is {value}; expected 0 <= p {'<' if below_one else '<='} 1")

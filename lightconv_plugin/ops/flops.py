@@ -1,0 +1,99 @@
+"""Floating-point operations of the library's operators, for ``torch.utils.flop_counter.FlopCounterMode``.
+
+Counted is what PyTorch counts of its own operators: the products and sums of convolutions, linear layers and attention,
+2 for each product, at padding too. What it does not count is left out here as well: biases, normalisations, dropout,
+gates and losses.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+Shape = Sequence[int]
+
+
+def convolution(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """Each number of x (T, B, C) or (1, N, C) is the sum of K products."""
+    return 2 * prod(x) * weight[-1]
+
+
+def conv_backward(
+    grad: Shape,
+    x: Shape,
+    weight: Shape,
+    padding_l: int,
+    softmax: bool,
+    dropconnect: float,
+    seed: Shape | None,
+    need_x: bool,
+    need_weight: bool,
+    need_state: bool,
+    offsets: Shape | None,
+    state: Shape | None,
+    **_: Any,
+) -> int:
+    """The gradients of x, of the kernels and of the state take K products for each number that they are summed over."""
+    numbers = prod(x) * (need_x + need_weight) + (prod(state) if need_state and state is not None else 0)
+    return 2 * numbers * weight[-1]
+
+
+def linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """x (..., in) and weight (out, in)."""
+    return 2 * prod(x) * weight[0]
+
+
+def linear_backward(grad: Shape, x: Shape, weight: Shape, need_x: bool, need_weight: bool, *_: Any, **__: Any) -> int:
+    return linear(x, weight) * (need_x + need_weight)
+
+
+def attend(query: Shape, keys: Shape, *_: Any, **__: Any) -> int:
+    """Each of N queries (1, N, C) with the S keys, and then the S values, of its sentence."""
+    return 4 * prod(query) * keys[1]
+
+
+def decoder_block(
+    x: Shape,
+    parameters: Sequence[Shape],
+    packed: Sequence[Shape],
+    ring: Shape,
+    ancestors: Shape,
+    position: Shape,
+    keys: Shape,
+    values: Shape,
+    padding: Shape | None,
+    sentence: Shape,
+    heads: int,
+    gated: bool,
+    dynamic: bool,
+    *_: Any,
+    **__: Any,
+) -> int:
+    """All linear layers of the block, its convolution and its attention, for each of N hypotheses (1, N, C)."""
+    layers = [shape for shape in parameters if len(shape) == 2]
+    if not dynamic:
+        del layers[1]  # LightConv's own kernels
+    width, channels = ring[0], ring[2]
+    return 2 * x[1] * (sum(map(prod, layers)) + channels * width) + attend(x, keys)
+
+
+FORMULAS: dict[str, Callable[..., int]] = {
+    "light_conv": convolution,
+    "dynamic_conv": convolution,
+    "conv_step": convolution,
+    "conv_backward": conv_backward,
+    "few_rows_linear": linear,
+    "bf16_linear": linear,
+    "bf16_linear_backward": linear_backward,
+    "attend": attend,
+    "decoder_block": decoder_block,
+}
+
+
+def register() -> None:
+    """Tell torch of them; the library is loaded."""
+    from torch.utils.flop_counter import register_flop_formula  # imports Triton, where there is one
+
+    for name, formula in FORMULAS.items():
+        register_flop_formula(getattr(torch.ops.lightconv, name))(formula)

@@ -1,0 +1,82 @@
+"""The formulas that ``FlopCounterMode`` counts by, as numbers written out; and the report of a model, which adds up."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightconv_plugin.modules import DynamicConv, LightweightConv, StandardConv
+from lightconv_plugin.ops.flops import FORMULAS
+from tests.models import common
+from tests.ops.conftest import needs_bf16_units
+from tests.ops.test_opcheck import SAMPLES, B, C, H, K, T, V
+
+CONVOLUTION = 2 * T * B * C * K
+BLOCK = C * 2 * C + C * C + C * C + C * C + C * 2 * C + 2 * C * C  # the linear layers but the one that predicts kernels
+# of each of the operator's calls in test_opcheck.SAMPLES
+EXPECTED: dict[str, list[int]] = {
+    "light_conv": [CONVOLUTION, CONVOLUTION, 0, CONVOLUTION // B, CONVOLUTION],
+    "dynamic_conv": [CONVOLUTION, CONVOLUTION, 0, CONVOLUTION // B, CONVOLUTION],
+    "conv_backward": [2 * CONVOLUTION, CONVOLUTION, 0, 2 * CONVOLUTION // B, 2 * (K - 1) * B * C * K] * 2,
+    "conv_step": [2 * B * C * K] * 2,
+    "few_rows_linear": [2 * B * C * V] * 2,
+    "bf16_linear": [2 * T * B * C * V, 2 * B * C * V],
+    "bf16_linear_backward": [4 * T * C * V, 2 * T * C * V, 2 * T * C * V],
+    "attend": [4 * B * T * C] * 2,
+    "decoder_block": [2 * B * (BLOCK + C * K + 2 * T * C), 2 * B * (BLOCK + H * K * C + C * K + 2 * T * C)],
+}
+
+
+def count(call: Callable[[], Any]) -> FlopCounterMode:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter
+
+
+@pytest.mark.parametrize("name", sorted(FORMULAS.keys() | EXPECTED.keys()))
+def test_operators(name):
+    if name.startswith("bf16"):
+        needs_bf16_units()
+    operator = getattr(torch.ops.lightconv, name)
+    counts = [count(partial(operator, *arguments)).get_total_flops() for arguments in SAMPLES[name]()]
+    assert counts == EXPECTED[name]
+
+
+def products(module: nn.Module, positions: int) -> int:
+    """Return the products of a module for so many positions, those of the modules in it left out."""
+    match module:
+        case nn.Linear():
+            return positions * module.weight.numel()
+        case LightweightConv() | DynamicConv():
+            return positions * module.channels * module.kernel_size
+        case StandardConv():
+            return positions * module.weight.numel()
+    return 0
+
+
+@pytest.mark.parametrize("conv_type", ["lightweight", "dynamic", "standard"])
+def test_an_update_of_a_model(conv_type):
+    """Backward takes twice the forward pass. The blocks' shares add up forward; backward, PyTorch's overlap."""
+    kinds = {"encoder_conv_type": conv_type, "decoder_conv_type": conv_type}
+    # with dropout attention is two matrix products, which PyTorch counts on every device
+    options = {**common.SMALL, **kinds, "attention_dropout": 0.1, "weight_dropout": 0.1}
+    model = common.build("pla_lightconv", common.task(), **options)
+    batch, source, target = 3, 7, 5
+    words = common.tokens(batch, source), torch.full((batch,), source), common.tokens(batch, target)
+    expected = 0
+    for name, module in model.named_modules():
+        of_source = name.startswith("encoder.") or name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj"))
+        expected += products(module, batch * (source if of_source else target))
+    attention = 2 * batch * source * target * 16 * len(model.decoder.layers)
+    forward = count(lambda: model(*words))
+    assert forward.get_total_flops() == 2 * (expected + attention)
+    assert count(lambda: model(*words)[0].sum().backward()).get_total_flops() == 3 * forward.get_total_flops()
+    counts = {name.removeprefix(f"{type(model).__name__}."): c for name, c in forward.get_flop_counts().items()}
+    parts = ["decoder.output_projection", *(name for name in counts if re.fullmatch(r"\w+\.layers\.\d+", name))]
+    assert len(parts) == 1 + len(model.encoder.layers) + len(model.decoder.layers)
+    assert sum(sum(counts[name].values()) for name in parts) == forward.get_total_flops()
