@@ -63,6 +63,9 @@ CASES = [
     Case(F32, False, 3, 1, 80, (33,)),
     Case(F32, False, 31, 30, 16, (31,), p=0.2, H=3),
     Case(BF16, True, 7, 3, 64, (31,), offset=1),
+    # a kernel a channel
+    *(Case(dtype, True, 4, 3, 1, (31, 70), H=48, softmax=False) for dtype in (F32, BF16, F16)),
+    Case(BF16, False, 4, 3, 1, (31, 70), H=48, softmax=False),
     # convolutions of 16-bit types without matrix units
     Case(BF16, True, 7, 6, 64, (33,), capability=75),
     Case(BF16, True, 31, 15, 64, (33,), H=3, capability=75),

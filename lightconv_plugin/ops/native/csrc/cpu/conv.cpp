@@ -99,14 +99,17 @@ void share_out(const Units& units, const std::function<void(void*, int64_t, int6
   });
 }
 
-// Has the system hand out a large result in large pages, where it does so when asked: malloc takes what is larger than 32
-// MiB anew at each call, and small pages of it take longer to come than the convolution takes.
+// Asks the system for large pages for a result that has just been allocated and will be written whole. malloc maps what is
+// larger than 32 MiB anew at each call, and to get it in small pages takes as long as half of a backward pass. This is
+// advice on the whole large pages inside of the result alone: it changes no contents, needs nothing undone, and where the
+// system does not follow it, small pages come as before.
 void use_large_pages(void* result, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = 2 << 20;
+  constexpr int64_t kMapped = 32 << 20;  // malloc's largest threshold
   const uintptr_t first = (reinterpret_cast<uintptr_t>(result) + kPage - 1) / kPage * kPage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(result) + bytes) / kPage * kPage;
-  if (result != nullptr && bytes > 32 << 20) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+  if (result != nullptr && bytes > kMapped) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
 #endif
 }
 
