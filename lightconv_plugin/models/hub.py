@@ -54,10 +54,10 @@ class TrainedModel(GeneratorHubInterface):
 
 
 class TextModel(TrainedModel):
-    """A trained model for plain text, which is cleaned before it is cut into units."""
+    """A trained model that takes plain text, which is cleaned before it is cut into subwords."""
 
     def encode(self, sentence: str) -> Tensor:
-        """Return the numbers of the units of a line, its end included."""
+        """Return the numbers of a line's vocabulary entries, its end included."""
         return super().encode(clean_text(sentence))
 
 
@@ -75,15 +75,15 @@ class PluginModel(BaseFairseqModel):
     ) -> TrainedModel:
         """Load a model for plain text, tokenised and cased as the text that its BPE or SentencePiece was applied to.
 
-        Plain text is cleaned as ``data_prep`` cleans a user's own text (``units.clean_text``). A warning says what else
-        was done to the text of the training (Moses, lower case), if the dictionary shows it and no tokenizer is given.
+        Text is cleaned as ``data_prep`` cleans people's own (``units.clean_text``). A warning says what else was done
+        to the text of the training (Moses, lower case), if the dictionary shows it and no tokenizer is given.
 
         Args:
             model_name_or_path: folder of the checkpoint.
             checkpoint_file: its name in the folder; several, joined by colons, are an ensemble.
             data_name_or_path: folder of the dictionaries.
             options: any of fairseq's. ``bpe``: how words are cut into subwords; if it is not given, the dictionary
-                decides. None: the text is cut already, and is taken as it is. ``bpe_codes`` or ``sentencepiece_model``:
+                decides. None: the text is cut already, and taken as it is. ``bpe_codes`` or ``sentencepiece_model``:
                 its file; if it is not given, it is looked for beside the checkpoint, beside the dictionaries, and where
                 ``scripts.reproduce`` leaves it. ``tokenizer``: such as "moses".
 
@@ -111,11 +111,11 @@ class PluginModel(BaseFairseqModel):
             with open_dict(cfg):
                 cfg.bpe = cfg.bpe or {"_name": units}
                 cfg.bpe[option] = str(codes)
-        is_cut = "bpe" in options and units is None
-        if steps := [] if is_cut or "tokenizer" in options else steps_before(words):
+        in_units = "bpe" in options and units is None
+        if steps := [] if in_units or "tokenizer" in options else steps_before(words):
             warnings.warn(
                 f"{checkpoint_file} learnt from text that was {', '.join(steps)}: give it such text. tokenizer='moses' "
                 "tokenises; python -m scripts.translate does all that the model's dataset does",
                 stacklevel=2,
             )
-        return (TrainedModel if is_cut else TextModel)(cfg, task, loaded["models"])
+        return (TrainedModel if in_units else TextModel)(cfg, task, loaded["models"])

@@ -1,7 +1,6 @@
 """Linear layers of these models, and the rule for doing a module's work without calling the module."""
 
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from lightconv_plugin import ops
 from lightconv_plugin.ops.autograd import constant
 
+_MODULE_CALL = nn.Module.__call__
 _PACKED = "_lightconv_packed"  # attribute of the linear layers in a copy that ``with_packed_weights`` makes
 
 
@@ -72,14 +72,13 @@ def _has_methods_of_source(kind: type[nn.Module]) -> bool:
 
     Tools that count, trace or offload put functions of theirs in place of them, for all modules at once.
     """
-    forward, call = kind.forward, nn.Module.__call__
-    if type(forward) is not FunctionType or type(call) is not FunctionType:
+    code = getattr(kind.forward, "__code__", None)
+    if code is None or nn.Module.__call__ is not _MODULE_CALL:
         return False
-    # the names under which their code was compiled, which functools.wraps leaves as they are
-    name = forward.__code__.co_qualname
-    return call.__code__.co_qualname.startswith("Module.") and (
-        name == kind.__qualname__ + ".forward" or name in [parent.__qualname__ + ".forward" for parent in kind.__mro__]
-    )
+    name: str = code.co_qualname  # under which it was compiled: functools.wraps leaves it as it is
+    return name == kind.__qualname__ + ".forward" or name in [
+        parent.__qualname__ + ".forward" for parent in kind.__mro__
+    ]
 
 
 def _is_plain_tensor(parameter: Tensor | None) -> bool:

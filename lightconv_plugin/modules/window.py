@@ -68,17 +68,16 @@ def check_call(module: object, channels: int, x: Any, padding_mask: Any, increme
         ValueError: another shape or type of x or the mask.
         TypeError: the state is no dict.
     """
-    name = type(module).__name__
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim != 3 or x.shape[2] != channels:
-        raise ValueError(f"{name}: x is expected as (T, B, {channels}), dense; got {describe(x)}")
+        raise ValueError(f"{type(module).__name__}: x is expected as (T, B, {channels}), dense; got {describe(x)}")
     if padding_mask is not None and (
         not isinstance(padding_mask, Tensor)
         or padding_mask.dtype != torch.bool
         or padding_mask.shape != (x.shape[1], x.shape[0])
     ):
         raise ValueError(
-            f"{name}: padding_mask is expected as (B, T) = {(x.shape[1], x.shape[0])}, torch.bool, true at padding; "
-            f"got {describe(padding_mask)}"
+            f"{type(module).__name__}: padding_mask is expected as (B, T) = {(x.shape[1], x.shape[0])}, torch.bool, "
+            f"true at padding; got {describe(padding_mask)}"
         )
     check_state(module, incremental_state)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightconv_plugin.ops import autograd, reference, sequences
 from lightconv_plugin.ops.backend import Backend, choose_backend
 from lightconv_plugin.ops.checks import check_choice, check_probability, check_whole, describe
-from lightconv_plugin.ops.normalization import Normalization, check_normalization, prepare_kernel
+from lightconv_plugin.ops.normalization import Normalization, prepare_kernel
 
 Activation = Literal["silu", "swish"]
 
@@ -245,14 +245,15 @@ def _convolve(
     dims = "total" if packed else "B, T" if batch_first else "T, B"
     check_operands(operator, x, weight, operator == "dynamic_conv", dims)
     width, channels = weight.shape[-1], x.shape[-1]
-    check_whole(f"{operator}: padding_l", padding_l)
+    if type(padding_l) is not int:
+        check_whole(f"{operator}: padding_l", padding_l)
     if not 0 <= padding_l < width:
         raise ValueError(f"{operator}: padding_l is {padding_l}; a kernel of width {width} takes 0..{width - 1}")
-    check_probability(f"{operator}: dropconnect", dropconnect)
-    check_normalization(normalization)
-    check_epilogue(operator, x, bias, activation, residual)
-    plain = not (packed or batch_first or return_state) and initial_state is None
+    if dropconnect != 0.0:
+        check_probability(f"{operator}: dropconnect", dropconnect)
+    plain = initial_state is bias is activation is residual is None and not (packed or batch_first or return_state)
     if not plain:
+        check_epilogue(operator, x, bias, activation, residual)
         check_tensor(operator, "cu_seqlens", cu_seqlens, (ANY_SIZE,), INTEGERS, x.device)
         if cu_seqlens is not None:
             _check_offsets(operator, cu_seqlens, x.shape[0])
@@ -272,7 +273,7 @@ def _convolve(
         dropconnect=dropconnect,
     )
     if plain:
-        return reference.epilogue(conv(x, weight), bias, activation, residual)
+        return conv(x, weight)
     out, state = sequences.convolve(
         conv,
         x,
@@ -390,8 +391,10 @@ def check_tensor(
 
 
 def _sentences(cu_seqlens: Tensor) -> int | None:
-    """Return the number of packed sentences, or ``ANY_SIZE``: a recorded program would keep a bound for two sizes that
-    were compared."""
+    """Return the number of packed sentences, or ``ANY_SIZE`` while a program is recorded.
+
+    The program would keep a bound for two sizes that were compared.
+    """
     return ANY_SIZE if autograd.recording() else cu_seqlens.shape[0] - 1
 
 

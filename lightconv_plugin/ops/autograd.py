@@ -46,8 +46,11 @@ def recording() -> bool:
 
 
 def has_values(x: Tensor) -> bool:
-    """Return False where a tensor's numbers cannot be read: while a program is recorded or transformed, or compiled,
-    and where only shapes are computed (FakeTensorMode)."""
+    """Return True if a tensor's numbers can be read.
+
+    They cannot while a program is recorded, compiled or transformed, nor where only shapes are computed
+    (FakeTensorMode).
+    """
     return type(x) is Tensor and not (torch.compiler.is_compiling() or transformed() or recording())
 
 

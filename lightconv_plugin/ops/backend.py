@@ -142,7 +142,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
         return TRANSFORMED
     if autograd.recording():
         return RECORDED
-    if _is_wrapped(x) or any(map(_is_wrapped, others)):
+    if _is_wrapped(x):
         return WRAPPED
     device, dtype = x.device, x.dtype
     refused = _reason_of_kind(operator, device.type, dtype)
@@ -157,6 +157,8 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
     for t in others:
         if t is None:
             continue
+        if _is_wrapped(t):
+            return WRAPPED
         if t.device != device:
             return f"its tensors must be on one device; got {device} and {t.device}"
         if t.dtype != dtype and not about.casts:
@@ -168,7 +170,7 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
     return None
 
 
-def _is_wrapped(x: Tensor | None) -> bool:
+def _is_wrapped(x: Tensor) -> bool:
     """Return True for a tensor whose class keeps tensors in it and runs operators on those, such as DTensor."""
     return type(x) is not Tensor and hasattr(x, "__tensor_flatten__")
 

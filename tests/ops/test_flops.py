@@ -14,7 +14,7 @@ from lightconv_plugin.modules import DynamicConv, LightweightConv, StandardConv
 from lightconv_plugin.ops.flops import FORMULAS
 from tests.models import common
 from tests.ops.conftest import needs_bf16_units
-from tests.ops.test_opcheck import SAMPLES, B, C, H, K, T, V
+from tests.ops.test_opcheck import NAMES, SAMPLES, B, C, H, K, T, V
 
 CONVOLUTION = 2 * T * B * C * K
 BLOCK = C * 2 * C + C * C + C * C + C * C + C * 2 * C + 2 * C * C  # the linear layers but the one that predicts kernels
@@ -30,6 +30,18 @@ EXPECTED: dict[str, list[int]] = {
     "attend": [4 * B * T * C] * 2,
     "decoder_block": [2 * B * (BLOCK + C * K + 2 * T * C), 2 * B * (BLOCK + H * K * C + C * K + 2 * T * C)],
 }
+
+
+# PyTorch counts none of their kind, either
+WITHOUT_PRODUCTS = {
+    *("glu_mask", "glu_mask_backward", "dropout", "residual_norm", "residual_norm_backward"),
+    *("smoothed_nll", "smoothed_nll_backward", "step_candidates", "search_step", "bf16_pack"),
+}
+
+
+def test_every_operator_has_a_formula_or_no_products():
+    assert FORMULAS.keys() | WITHOUT_PRODUCTS == NAMES
+    assert FORMULAS.keys().isdisjoint(WITHOUT_PRODUCTS)
 
 
 def count(call: Callable[[], Any]) -> FlopCounterMode:
