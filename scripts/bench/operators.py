@@ -158,8 +158,9 @@ def measure_by_channel(args: Namespace, device: torch.device) -> Iterator[Row]:
     for operator, (T, B, C, K), backward in product(CONVOLUTIONS, BY_CHANNEL, (False, True)):
         shape = Shape(T, B, C, C, K, causal=True)
         built = cases_by_channel(operator, shape, dtype, device)
-        calls = {name: case.timed(backward) for name, case in built.items()}
-        times = median_times(calls | {"copy": copy_of(built[OURS], backward)}, args.seconds)
+        calls: dict[str, Callable[[], object]] = {name: case.timed(backward) for name, case in built.items()}
+        calls["copy"] = copy_of(built[OURS], backward)
+        times = median_times(calls, args.seconds)
         yield [
             ("H = C, K = 4", "{}", operator),
             ("pass", "{}", "fwd+bwd" if backward else "fwd"),
@@ -188,7 +189,7 @@ def cases_by_channel(operator: str, shape: Shape, dtype: torch.dtype, device: to
     return {OURS: Case(partial(CONVOLUTIONS[operator], *inputs, **options), inputs), "naive": Case(naive, inputs)}
 
 
-def copy_of(case: Case, backward: bool) -> Callable[[], object]:
+def copy_of(case: Case, backward: bool) -> Callable[[], list[Tensor]]:
     """Copy each tensor that the pass must read or write, into memory that is there already.
 
     Forward these are the inputs and the result; backward also the result's gradient, the inputs, and their gradients.
