@@ -36,7 +36,7 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     with pytest.raises(UserError, match=r"^1 of 2 models"):
         pretrained.main(command)  # without a server
     again = capfd.readouterr().out.splitlines()
-    assert sum("nothing has changed, skipped" in line for line in again) == 10
+    assert sum(": up to date" in line for line in again) == 10
     assert again[-4:] == first[-4:]
     asked = [*python_module("scripts.translate"), str(work / GOOD), "--dataset", "wmt17_zh_en"]
     text = "".join(f"{chinese}\n" for chinese, _ in sentences(TEST_LINES, seed=1)).encode()
