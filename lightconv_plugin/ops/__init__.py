@@ -1,4 +1,14 @@
-"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` has the equations."""
+"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` has the equations.
+
+The way of a call to its CPU kernel:
+
+1. ``modules.conv`` predicts the kernels and calls ``api``, which checks the arguments once.
+2. ``backend`` chooses native code or the reference implementation; ``sequences`` handles packed sentences and states.
+3. ``autograd`` calls the operators that ``library`` has compiled and loaded, and has their gradients.
+4. ``native/csrc/cpu/conv.cpp`` shares units of work, cut as in ``units.inl``, out to torch's threads.
+5. ``native/csrc/cpu/vectors.cpp`` has the kernels for each vector width: ``weights.inl`` normalises them, and
+   ``forward.inl`` and ``backward.inl`` convolve; ``heads.inl`` does so where a head has few channels.
+"""
 
 import os
 

@@ -36,6 +36,26 @@ def test_the_peers_compute_the_same(operator, causal):
         assert_close(built[name].run(), expected)
 
 
+@pytest.mark.parametrize("operator", ["light", "dynamic"])
+def test_a_kernel_a_channel_beside_naive_pytorch_and_a_copy(operator, monkeypatch):
+    built = operators.cases_by_channel(operator, Shape(11, 2, 12, 12, 4, causal=True), torch.float32, CPU)
+    assert_close(built["naive"].run(), built[OURS].run())
+    gradient = torch.randn(2, 11, 12)
+    pairs = (torch.autograd.grad(built[name].run(), built[name].inputs, gradient) for name in ("naive", OURS))
+    for got, expected in zip(*pairs, strict=True):
+        assert_close(got, expected)
+    copied = [
+        sum(tensor.numel() for tensor in operators.copy_of(built[OURS], backward)()) for backward in (False, True)
+    ]
+    x, kernels = (tensor.numel() for tensor in built[OURS].inputs)
+    assert copied == [2 * x + kernels, 5 * x + 3 * kernels]
+    monkeypatch.setattr(operators, "BY_CHANNEL", [(5, 2, 8, 4)])
+    monkeypatch.setattr(operators, "median_times", lambda cases, _: {OURS: 2e-3, "naive": 8e-3, "copy": 1e-3})
+    rows = records(operators.measure_by_channel(script.parse(["ops"]), CPU))
+    assert [row["pass"] for row in rows] == ["fwd", "fwd+bwd"] * 2
+    assert {(row["ours ms"], row["naive"], row["time / the copy's"]) for row in rows} == {(2.0, 4.0, 2.0)}
+
+
 def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
     now = 0.0
 

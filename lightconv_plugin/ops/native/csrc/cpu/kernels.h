@@ -34,6 +34,13 @@ struct Piece {
   int64_t b, b_end, t, rows;
 };
 
+// What the lanes of a vector are.
+enum class Lanes {
+  channels,           // of one head
+  channels_of_heads,  // of several: LightConv without DropConnect, a head having fewer channels than a vector
+  heads,              // one channel of each: kernels for each position, of few channels a head and few taps
+};
+
 // The work of one pass is cut into units: some heads, some sentences, a chunk of time. How it is cut does not depend on
 // the number of threads, so neither does the order in which anything is summed.
 struct Units {
@@ -41,8 +48,8 @@ struct Units {
   int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
   const Piece* pieces;         // packed: these in place of chunks and batches, of at most `rows` positions in all
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
-  bool wide;                   // heads are narrower than a vector: lanes run over several heads
-  bool kernel_rows;            // a kernel is laid out for each position and head
+  Lanes lanes;
+  bool by_position;            // each position has its kernels: DynamicConv's, or LightConv's under DropConnect
   int64_t count;               // groups * partials
   size_t scratch;              // bytes that a thread needs
   int64_t partials;            // chunks * batches, or pieces: LightConv's backward has as many sums (H, K) of type A

@@ -14,9 +14,11 @@ namespace {
 
 #include "cpu/types.inl"
 #include "cpu/vector.inl"
+#include "cpu/units.inl"
 #include "cpu/weights.inl"
-#include "cpu/tile.inl"
-#include "cpu/conv.inl"
+#include "cpu/heads.inl"
+#include "cpu/forward.inl"
+#include "cpu/backward.inl"
 #include "cpu/step.inl"
 #include "cpu/fused/decode.inl"
 #include "cpu/fused/train.inl"
