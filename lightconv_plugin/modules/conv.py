@@ -381,7 +381,7 @@ class DynamicConv(TimeConv):
             ValueError: a query of another width, or a predictor that gives something else than (T, B, H * K).
         """
         width = self.channels if self.query_dim is None else self.query_dim
-        if not isinstance(query, Tensor) or query.shape[-1:] != (width,):
+        if not isinstance(query, Tensor) or query.ndim == 0 or query.shape[-1] != width:
             raise ValueError(
                 f"DynamicConv predicts its kernels from a query of width {width}, which is given as query=... if it is "
                 f"not x; got {describe(query)}"
