@@ -6,13 +6,14 @@ from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_bac
 from lightconv_plugin.ops.fused.decode import (
     NEVER,
     Beams,
+    BlockWeights,
     attend,
     attend_with_weights,
     decoder_block,
     search_step,
     step_candidates,
 )
-from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
+from lightconv_plugin.ops.fused.linear import bf16_units, int8_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
@@ -24,6 +25,7 @@ __all__ = [
     "NEVER",
     "NORMALIZATIONS",
     "Beams",
+    "BlockWeights",
     "attend",
     "attend_with_weights",
     "attention",
@@ -34,6 +36,7 @@ __all__ = [
     "dropout",
     "dynamic_conv",
     "glu_mask",
+    "int8_units",
     "light_conv",
     "linear",
     "normalize_kernel",

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "tensor.h"
@@ -27,7 +28,7 @@ inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Ten
   STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == K && ancestors.size(1) == N &&
                       ancestors.scalar_type() == ScalarType::Int && ancestors.is_contiguous(),
                   "conv_step: expected ancestors (K, N), int32, contiguous");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+  STD_TORCH_CHECK(ring.size(1) <= INT32_MAX && position.numel() == 1 && position.scalar_type() == ScalarType::Long,
                   "conv_step: expected position (1,), int64");
   return ring.size(1);
 }
@@ -60,10 +61,15 @@ inline void check_loss(const Tensor& logits, const Tensor& target) {
                   "smoothed_nll: expected logits (N, V) and target (N,), int64");
 }
 
-// Logits (N, V) of the continuations of N / beams sentences, scores (N,), and limits (3,).
-inline void check_candidates(const Tensor& logits, const Tensor& scores, const Tensor& limits, int64_t beams) {
-  STD_TORCH_CHECK(logits.dim() == 2 && beams > 0 && logits.size(0) % beams == 0,
-                  "step_candidates: expected logits (sentences * beams, V)");
+// Logits (N, V) of the continuations of N / beams sentences, scores (N,), limits (3,), and the special tokens.
+inline void check_candidates(const Tensor& logits, const Tensor& scores, const Tensor& limits, int64_t beams,
+                             double temperature, std::initializer_list<int64_t> special) {
+  STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.size(1) <= INT32_MAX && beams > 0 &&
+                      logits.size(0) % beams == 0,
+                  "step_candidates: expected logits (sentences * beams, V), V from 1 on; got beams = ", beams);
+  STD_TORCH_CHECK(temperature > 0, "step_candidates: expected a temperature above 0; got ", temperature);
+  for (int64_t token : special)
+    STD_TORCH_CHECK(token >= 0 && token < logits.size(1), "step_candidates: a special token is outside the vocabulary");
   STD_TORCH_CHECK(scores.numel() == logits.size(0) && scores.scalar_type() == ScalarType::Float,
                   "step_candidates: expected scores (sentences * beams,), float32");
   STD_TORCH_CHECK(limits.numel() == 3 && limits.scalar_type() == ScalarType::Long && limits.is_contiguous(),

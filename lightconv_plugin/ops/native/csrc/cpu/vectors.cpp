@@ -19,6 +19,7 @@ namespace {
 #include "cpu/conv.inl"
 #include "cpu/step.inl"
 #include "cpu/fused/decode.inl"
+#include "cpu/fused/linear.inl"
 #include "cpu/fused/train.inl"
 
 }  // namespace
@@ -51,6 +52,7 @@ const Kernels LIGHTCONV_TABLE = {
     },
     .best = &best_rows,
     .linear = &linear_columns,
+    .linear_packed = &linear_packed,
     .gate = &gate_rows,
     .normalize = &normalize_rows,
 };

@@ -243,7 +243,7 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
                                                    const Tensor& limits, int64_t beams, int64_t count, double temperature,
                                                    int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
   const Tensor logits = torch::stable::contiguous(logits_any), scores = torch::stable::contiguous(scores_any);
-  check_candidates(logits, scores, limits, beams);
+  check_candidates(logits, scores, limits, beams, temperature, {pad, eos, unk});
   check_same(logits, scores, "scores");
   check_same(logits, limits, "limits");
   CandidateArgs args{};
