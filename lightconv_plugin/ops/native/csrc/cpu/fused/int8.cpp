@@ -92,23 +92,33 @@ void round_rows(const float* x, int64_t K, const RoundedRows& to, int64_t begin,
 
 // ---- Products ----
 
-// The sums of row m in the columns from n on, a vector of them, become numbers of C.
-void finish(const Int8Product& p, int64_t m, int64_t n, Ints sums) {
-  const int8_t* constants = p.b + n / 16 * int8_block(p.K) + 16 * int8_depth(p.K) + 4 * (n % 16);
-  const Ints exact = sums - p.a.zero[m] * load<Ints>(constants + 64);
-  Floats value = __builtin_convertvector(exact, Floats) * (load<Floats>(constants) * p.a.scale[m]);
-  float* c = p.c + m * p.N + n;
-  if (n + kLanes <= p.N) {
-    if (p.bias != nullptr) value += load<Floats>(p.bias + n);
-    if (p.relu) value = value < Floats{} ? Floats{} : value;  // NaN stays
-    __builtin_memcpy(c, &value, sizeof value);
-    return;
+// Some columns of C, a vector of them from n on, and what turns sums of integers into their numbers.
+struct Columns {
+  int64_t first, count;
+  Ints total;
+  Floats scale, bias, lowest;
+
+  Columns(const Int8Product& p, int64_t n) : first(n), count(smaller(p.N - n, kLanes)) {
+    const int8_t* constants = p.b + n / 16 * int8_block(p.K) + 16 * int8_depth(p.K) + 4 * (n % 16);
+    scale = load<Floats>(constants), total = load<Ints>(constants + 64);
+    float lanes[kLanes] = {};
+    if (p.bias != nullptr)
+      for (int64_t l = 0; l < count; ++l) lanes[l] = p.bias[n + l];
+    bias = load<Floats>(lanes), lowest = Floats{} + (p.relu ? 0 : -__builtin_inff());
   }
-  for (int64_t l = 0; n + l < p.N; ++l) {
-    const float one = value[l] + (p.bias == nullptr ? 0.0f : p.bias[n + l]);
-    c[l] = p.relu && one < 0 ? 0 : one;
+
+  void finish(const Int8Product& p, int64_t m, Ints sums) const {
+    const Ints exact = sums - p.a.zero[m] * total;
+    Floats value = __builtin_convertvector(exact, Floats) * (scale * p.a.scale[m]) + bias;
+    value = value < lowest ? lowest : value;  // NaN stays
+    float* c = p.c + m * p.N + first;
+    if (count == kLanes) {
+      __builtin_memcpy(c, &value, sizeof value);
+    } else {
+      for (int64_t l = 0; l < count; ++l) c[l] = value[l];
+    }
   }
-}
+};
 
 template <int Rows, int Blocks>
 void multiply_tile(const Int8Product& p, int64_t row, int64_t block) {
@@ -131,11 +141,13 @@ void multiply_tile(const Int8Product& p, int64_t row, int64_t block) {
       for (int v = 0; v < kVectors; ++v) sums[r][v] = dot(sums[r][v], row_values, weights[v]);
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      if (16 * block + v * kLanes < p.N) finish(p, row + r, 16 * block + v * kLanes, sums[r][v]);
+  for (int v = 0; v < kVectors; ++v) {
+    if (16 * block + v * kLanes >= p.N) return;
+    const Columns columns(p, 16 * block + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) columns.finish(p, row + r, sums[r][v]);
+  }
 }
 
 // Calls a tile of as many rows as are left, at most `Rows`.
@@ -216,9 +228,11 @@ LIGHTCONV_AMX void multiply_by_tiles(const Int8Product& p, int64_t begin, int64_
       two_columns ? multiply_tiles<true, true>(p, row, block, sums) : multiply_tiles<true, false>(p, row, block, sums);
     else
       two_columns ? multiply_tiles<false, true>(p, row, block, sums) : multiply_tiles<false, false>(p, row, block, sums);
-    for (int64_t m = 0; m < smaller(32, p.M - row); ++m)
-      for (int64_t n = 0; n < (two_columns ? 2 : 1); ++n)
-        if (16 * (block + n) < p.N) finish(p, row + m, 16 * (block + n), load<Ints>(sums + 32 * m + 16 * n));
+    for (int64_t n = 0; n < (two_columns ? 2 : 1); ++n) {
+      const Columns columns(p, 16 * (block + n));
+      for (int64_t m = 0; m < smaller(32, p.M - row); ++m)
+        columns.finish(p, row + m, load<Ints>(sums + 32 * m + 16 * n));
+    }
   });
   _tile_release();
 }

@@ -55,18 +55,25 @@ constexpr int kTileRows = LIGHTCONV_BITS == 512 ? 8 : LIGHTCONV_BITS == 256 ? 5 
 constexpr int kTileBlocks = LIGHTCONV_BITS == 512 ? 2 : 1;
 constexpr int64_t kPanelNumbers = 196608;  // of packed weights that stay in a core's second cache
 
-// The sums of a row in the outputs from `column` on, a vector of them, become numbers of y.
-inline void finish(const Linear& l, int64_t row, int64_t column, Vec<float> value) {
-  float* y = l.y + row * l.out + column;
-  if (column + kLanes<float> <= l.out) {
-    if (l.bias != nullptr) value += load(l.bias + column);
-    if (l.relu) value = value < Vec<float>{} ? Vec<float>{} : value;  // NaN stays
-    store(y, value);
-    return;
-  }
-  for (int64_t lane = 0; column + lane < l.out; ++lane) {
-    const float one = value[lane] + (l.bias == nullptr ? 0.0f : l.bias[column + lane]);
-    y[lane] = l.relu && one < 0 ? 0 : one;
+// Sums of rows in the outputs from `column` on, a vector of them, become numbers of y.
+template <int Rows, int Vectors>
+inline void finish(const Linear& l, int64_t row, int64_t column, const Vec<float> (&sum)[Rows][Vectors], int v) {
+  constexpr int n = kLanes<float>;
+  const int64_t count = l.out - column < n ? l.out - column : n;
+  if (count <= 0) return;
+  float lanes[n] = {};
+  if (l.bias != nullptr)
+    for (int64_t lane = 0; lane < count; ++lane) lanes[lane] = l.bias[column + lane];
+  const Vec<float> bias = load(lanes), lowest = Vec<float>{} + (l.relu ? 0 : -__builtin_inff());
+  for (int r = 0; r < Rows; ++r) {
+    Vec<float> value = sum[r][v] + bias;
+    value = value < lowest ? lowest : value;  // NaN stays
+    float* y = l.y + (row + r) * l.out + column;
+    if (count == n) {
+      store(y, value);
+    } else {
+      for (int64_t lane = 0; lane < count; ++lane) y[lane] = value[lane];
+    }
   }
 }
 
@@ -82,16 +89,13 @@ void packed_tile(const Linear& l, int64_t row, int64_t block) {
     for (int v = 0; v < kVectors; ++v) w[v] = load(weight + v * kVector / 16 * 16 * l.in + 16 * i + v * kVector % 16);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      const Vec<float> value = Vec<float>{} + x[r * l.in + i];
+      const float value = x[r * l.in + i];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] += value * w[v];
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-      if (16 * block + v * kVector < l.out) finish(l, row + r, 16 * block + v * kVector, sum[r][v]);
+  for (int v = 0; v < kVectors; ++v) finish(l, row, 16 * block + v * kVector, sum, v);
 }
 
 // Calls a tile of as many rows as are left, at most `Rows`.
