@@ -74,11 +74,11 @@ def packed_weight(layer: nn.Module) -> Tensor | None:
 
 
 def with_packed_weights(module: Any) -> Any:
-    """Return a copy of a module in which plain linear maps have packed weights beside their own, for one search.
+    """Return a copy of a module in which plain linear layers have packed weights beside their own, for one search.
 
-    Copied are the linear maps and the plain modules around them. The copy shares parameters, keys of states and all
-    else with the original, which knows nothing of it. A weight that changes later is not seen to change: make a new
-    copy. Where products are computed in float32 there is nothing to pack, and the module itself is returned.
+    Copied are the linear layers and the plain modules around them. The copy shares parameters, keys of states and all
+    else with the original, which is not changed. The copy does not follow weights that change later: make a new one.
+    Where nothing is packed, as on a GPU, the module itself is returned.
     """
     if not is_plain(module, type(module)):
         return module
@@ -87,6 +87,12 @@ def with_packed_weights(module: Any) -> Any:
         return module if packed is None else _alike(module, {_PACKED: packed})
     parts = {name: None if part is None else with_packed_weights(part) for name, part in module._modules.items()}
     return module if parts == module._modules else _alike(module, {"_modules": parts})
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Return the bytes of all packed weights in a copy that ``with_packed_weights`` made."""
+    packed = (packed_weight(part) for part in dict.fromkeys(modules_of(module)))
+    return sum(weight.nbytes for weight in packed if weight is not None)
 
 
 def _alike(module: nn.Module, changed: dict[str, Any]) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.api import dynamic_conv, light_conv
-from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
+from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, precision_of_products, takes
 from lightconv_plugin.ops.fused.decode import (
     NEVER,
     Beams,
@@ -41,6 +41,7 @@ __all__ = [
     "linear",
     "normalize_kernel",
     "pack_weight",
+    "precision_of_products",
     "push",
     "reference",
     "reorder_state",

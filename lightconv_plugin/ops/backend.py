@@ -175,13 +175,14 @@ def _worth_it(replaces: str, x: Tensor) -> bool:
     if torch.compiler.is_compiling():  # whose front cannot read PyTorch's switch
         return False
     if replaces == "bf16":
-        return precision_of_products() == "bf16" and torch.ops.lightconv.cpu_bf16_units(-1) > 0 and x.numel() > 0
+        return x.numel() > 0 and precision_of_products() == "bf16"
     return replaces != "packed" or x.numel() > 0
 
 
 def precision_of_products() -> str:
-    """Return the precision that products on a processor are to have: ours, or bf16 by PyTorch's switch."""
-    return "bf16" if products == "fp32" and MATMUL.fp32_precision == "bf16" else products
+    """Return the precision of products on a processor: that of ``set_precision``, or bf16 by PyTorch's switch."""
+    by_switch = products == "fp32" and MATMUL.fp32_precision == "bf16" and library.load() is None
+    return "bf16" if by_switch and torch.ops.lightconv.cpu_bf16_units(-1) > 0 else products
 
 
 @autograd.constant

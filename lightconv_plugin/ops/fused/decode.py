@@ -12,7 +12,7 @@ from torch import Tensor
 from lightconv_plugin.ops.backend import takes
 from lightconv_plugin.ops.fused.train import dropout, masked_softmax
 
-MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates`` takes on a GPU; of beams ``search_step`` too
+MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates`` and ``search_step`` take on a GPU
 NEVER = -1  # the step in which a hypothesis ended that there is not
 
 
@@ -228,7 +228,7 @@ def search_step(
             the first to end are the result.
     """
     beam = beams.steps.shape[1]
-    if beam <= MOST_BEAMS and takes("search_step", values):
+    if (values.is_cpu or beam <= MOST_BEAMS) and takes("search_step", values):
         torch.ops.lightconv.search_step(values, words, parents, *beams, eos, stepwise)
         return
     step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)

@@ -94,8 +94,7 @@ def pack_weight(weight: Tensor) -> Tensor | None:
     weight = weight.detach()
     if not takes("pack_weight", weight, weight):
         return None
-    precision = backend.precision_of_products()
-    return torch.ops.lightconv.pack_weight(weight, "fp32" if lacking(precision) else precision)
+    return torch.ops.lightconv.pack_weight(weight, backend.precision_of_products())
 
 
 def bf16_units() -> str:

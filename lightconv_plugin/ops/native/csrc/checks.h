@@ -76,6 +76,40 @@ inline void check_candidates(const Tensor& logits, const Tensor& scores, const T
                   "step_candidates: expected limits (3,), int64");
 }
 
+// Sizes of the end of a step of a search: hypotheses in all and of each sentence, steps at most, slots of the rings.
+struct SearchSizes {
+  int64_t N, sentences, beams, longest, slots;
+};
+
+// Candidates (sentences, 2 * beams), and a search as ops.Beams describes it.
+inline SearchSizes check_search(const Tensor& values, const Tensor& candidates, const Tensor& origins, const Tensor& limits,
+                                const Tensor& clock, const Tensor& penalties, const Tensor& newest, const Tensor& scores,
+                                const Tensor& order, const Tensor& words, const Tensor& parents, const Tensor& sums,
+                                const Tensor& steps, const Tensor& rows, const Tensor& totals, const Tensor& ranks,
+                                const Tensor& open, const Tensor& ancestors) {
+  SearchSizes sizes{newest.numel(), clock.numel(), 1, penalties.numel(), 0};
+  if (sizes.sentences > 0) sizes.beams = sizes.N / sizes.sentences;
+  STD_TORCH_CHECK(sizes.beams >= 1 && sizes.N == sizes.sentences * sizes.beams,
+                  "search_step: expected newest (sentences * beam,) and clock (sentences,)");
+  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(1) == sizes.N && ancestors.scalar_type() == ScalarType::Int &&
+                      ancestors.is_contiguous() && ancestors.size(0) <= INT32_MAX,
+                  "search_step: expected ancestors (slots, sentences * beam), int32, contiguous");
+  sizes.slots = ancestors.size(0);
+  const auto expect = [](const Tensor& x, ScalarType type, int64_t size) {
+    STD_TORCH_CHECK(x.numel() == size && x.scalar_type() == type && x.is_contiguous(),
+                    "search_step: expected tensors as ops.Beams describes them");
+  };
+  const int64_t N = sizes.N, all = sizes.longest * N;
+  expect(values, ScalarType::Float, 2 * N), expect(candidates, ScalarType::Long, 2 * N);
+  expect(origins, ScalarType::Long, 2 * N), expect(limits, ScalarType::Long, 3);
+  expect(clock, ScalarType::Long, sizes.sentences), expect(penalties, ScalarType::Double, sizes.longest);
+  expect(newest, ScalarType::Long, N), expect(scores, ScalarType::Float, N), expect(order, ScalarType::Long, N);
+  expect(words, ScalarType::Long, all), expect(parents, ScalarType::Long, all), expect(sums, ScalarType::Float, all);
+  expect(steps, ScalarType::Long, N), expect(rows, ScalarType::Long, N), expect(totals, ScalarType::Float, N);
+  expect(ranks, ScalarType::Double, N), expect(open, ScalarType::Bool, sizes.sentences);
+  return sizes;
+}
+
 // What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).
 inline void check_attention(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
                             const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {

@@ -1,5 +1,6 @@
 // Generation on a CPU: attention over a sentence, the best continuations, and one step of a whole decoder block.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -90,6 +91,98 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
     }
   }
   return {values, tokens, from};
+}
+
+// ---- The end of a step of a search; ops.search_step is the reference implementation ----
+
+constexpr int64_t kNever = -1;
+
+template <class T>
+T* numbers(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+void search_step(const Tensor& values, const Tensor& candidates, const Tensor& origins, Tensor limits, Tensor clock,
+                 const Tensor& penalties, Tensor newest, Tensor scores, Tensor order, Tensor words, Tensor parents,
+                 Tensor sums, Tensor steps, Tensor rows, Tensor totals, Tensor ranks, Tensor open, Tensor ancestors,
+                 int64_t eos, bool stepwise) {
+  const auto [N, sentences, beams, longest, slots] =
+      check_search(values, candidates, origins, limits, clock, penalties, newest, scores, order, words, parents, sums, steps,
+                   rows, totals, ranks, open, ancestors);
+  const int64_t step = numbers<int64_t>(limits)[0], last_step = numbers<int64_t>(limits)[2];
+  STD_TORCH_CHECK(step >= 0 && step < longest, "search_step: step ", step, " of a search of ", longest, " steps");
+  for (int64_t i = 0; i < 2 * N; ++i)
+    STD_TORCH_CHECK(numbers<int64_t>(origins)[i] >= 0 && numbers<int64_t>(origins)[i] < beams,
+                    "search_step: a candidate continues a hypothesis that its sentence does not have");
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  struct Ended {
+    int64_t step, row;
+    float total;
+    double rank;
+  };
+  std::vector<Ended> ended;
+  std::vector<float> value(2 * beams);
+  std::vector<double> rank(beams);
+  std::vector<int64_t> goes_on;
+  std::vector<int32_t> slot_rows(beams);
+  for (int64_t s = 0; s < sentences; ++s) {
+    const int64_t first = s * beams;
+    const int64_t *word = numbers<int64_t>(candidates) + 2 * first, *from = numbers<int64_t>(origins) + 2 * first;
+    std::copy_n(numbers<float>(values) + 2 * first, 2 * beams, value.begin());
+    double* held = numbers<double>(ranks) + first;
+    bool& is_open = numbers<bool>(open)[s];
+
+    int64_t admitted = 2 * beams;
+    std::fill(rank.begin(), rank.end(), 0.0);
+    if (stepwise) {  // a candidate has a place if fewer than beams are better: those before it, and those that have ended
+      admitted = beams;
+      for (int64_t j = beams - 1; j >= 0; --j) {
+        rank[j] = value[j] / numbers<double>(penalties)[step];
+        const auto better = std::count_if(held, held + beams, [&](double other) { return other >= rank[j]; });
+        if (better >= beams - j || value[j] == kNone) admitted = j;
+      }
+      std::fill(value.begin() + admitted, value.end(), kNone);
+    }
+    const auto ends = [&](int64_t j) { return word[j] == eos && value[j] != kNone; };
+
+    goes_on.clear(), ended.clear();
+    for (int64_t j = 0; j < 2 * beams; ++j)
+      if (!ends(j)) goes_on.push_back(j);
+    for (int64_t j = 0; j < 2 * beams; ++j)
+      if (ends(j)) goes_on.push_back(j);
+    for (int64_t i = 0; i < beams; ++i) {
+      const int64_t at = first + i, chosen = goes_on[i], table = step * N + at;
+      numbers<int64_t>(newest)[at] = numbers<int64_t>(words)[table] = word[chosen];
+      numbers<float>(scores)[at] = numbers<float>(sums)[table] = value[chosen];
+      numbers<int64_t>(order)[at] = numbers<int64_t>(parents)[table] = first + from[chosen];
+    }
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      int32_t* row = numbers<int32_t>(ancestors) + slot * N + first;
+      std::copy_n(row, beams, slot_rows.begin());
+      for (int64_t i = 0; i < beams; ++i) row[i] = slot_rows[from[goes_on[i]]];
+    }
+
+    int64_t known = 0, count = 0;
+    for (int64_t i = 0; i < beams; ++i) {
+      const int64_t at = first + i;
+      ended.push_back({numbers<int64_t>(steps)[at], numbers<int64_t>(rows)[at], numbers<float>(totals)[at], held[i]});
+      known += ended.back().step != kNever;
+    }
+    for (int64_t j = 0; is_open && j < beams; ++j) {
+      if (!ends(j)) continue;
+      ended.push_back({step, first + from[j], value[j], rank[j]});
+      ++count, ++known;
+    }
+    std::stable_sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) { return a.rank > b.rank; });
+    for (int64_t i = 0; i < beams; ++i) {
+      const int64_t at = first + i;
+      numbers<int64_t>(steps)[at] = ended[i].step, numbers<int64_t>(rows)[at] = ended[i].row;
+      numbers<float>(totals)[at] = ended[i].total, held[i] = ended[i].rank;
+    }
+    is_open = is_open && (stepwise ? known == 0 || admitted > count : count == 0 || (step < last_step && known < beams));
+  }
+  numbers<int64_t>(limits)[0] = step + 1;
+  for (int64_t s = 0; s < sentences; ++s) ++numbers<int64_t>(clock)[s];
 }
 
 // ---- One decoding step of a whole decoder block (section 5.1) ----
@@ -240,6 +333,7 @@ Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor&
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("step_candidates", TORCH_BOX(&step_candidates));
+  m.impl("search_step", TORCH_BOX(&search_step));
   m.impl("decoder_block", TORCH_BOX(&decoder_block));
 }
 

@@ -53,7 +53,7 @@ inline void softmax(A* x, int64_t size) {
   if (size == 0) return;
   const A top = largest(x, size);
   for (int64_t i = 0; i < size; ++i) x[i] -= top;
-  for (int64_t i = 0; i < size; ++i) x[i] = exponential(x[i]);
+  exponentials(x, size);
   const A scale = 1 / total(x, size);
   for (int64_t i = 0; i < size; ++i) x[i] *= scale;
 }
@@ -134,7 +134,8 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
     }
     for (int64_t v = 0; v < s.V; v += kSearchChunk) {
       const int64_t size = s.V - v < kSearchChunk ? s.V - v : kSearchChunk;
-      for (int64_t i = 0; i < size; ++i) copy[i] = exponential((logits[v + i] - top) * scale);
+      for (int64_t i = 0; i < size; ++i) copy[i] = (logits[v + i] - top) * scale;
+      exponentials(copy, size);
       sum += total(copy, size);
     }
     const auto allowed = [&](int64_t token) { return token != s.pad && token != s.banned; };
@@ -162,14 +163,12 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
 
 // ---- Between the products of a decoder's block: gate and layer norm, of a few rows ----
 
-// Rows (a, b) of 2C numbers give a * sigmoid(b).
+// Rows (a, b) of 2C numbers give a * sigmoid(b), of C numbers.
 void gate_rows(const float* x, int64_t rows, int64_t C, float* __restrict__ y) {
   for (int64_t n = 0; n < rows; ++n, x += 2 * C, y += C) {
-    for (int64_t c = 0; c < C; ++c) {
-      const float b = x[C + c];
-      const float small = exponential(b < 0 ? b : -b);
-      y[c] = x[c] * ((b < 0 ? small : 1.0f) / (1.0f + small));
-    }
+    for (int64_t c = 0; c < C; ++c) y[c] = -std::abs(x[C + c]);
+    exponentials(y, C);
+    for (int64_t c = 0; c < C; ++c) y[c] = x[c] * ((x[C + c] < 0 ? y[c] : 1.0f) / (1.0f + y[c]));
   }
 }
 

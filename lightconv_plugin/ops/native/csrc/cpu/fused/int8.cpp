@@ -48,6 +48,17 @@ Ints dot(Ints sums, Ints a, Ints b) {
 #endif
 }
 
+// Numbers of 0 to 255 as bytes; what is outside becomes the nearest of them.
+Bytes narrowed(Ints x) {
+#if defined(__AVX512BW__)
+  return (Bytes)_mm512_cvtusepi32_epi8((__m512i)(x < Ints{} ? Ints{} : x));
+#else
+  const __m128i low = _mm256_castsi256_si128((__m256i)x), high = _mm256_extracti128_si256((__m256i)x, 1);
+  const __m128i pairs = _mm_packs_epi32(low, high);
+  return __builtin_bit_cast(Bytes, _mm_cvtsi128_si64(_mm_packus_epi16(pairs, pairs)));
+#endif
+}
+
 // ---- Rounding of activations ----
 
 void round_row(const float* x, int64_t K, uint8_t* integers, float& scale, int32_t& zero) {
@@ -71,12 +82,11 @@ void round_row(const float* x, int64_t K, uint8_t* integers, float& scale, int32
   scale = finite == 0 ? (usable ? scale : 0) : __builtin_nanf("");
   // adding 1.5 * 2^23 rounds to a whole number, which is then in the low bits
   const Floats shift = Floats{} + (12582912.0f + static_cast<float>(zero));
-  const Ints lowest = Ints{}, highest = lowest + kLevels;
+  const Ints highest = Ints{} + kLevels;
   const auto write = [&](Floats v, int64_t k) {
     const Floats shifted = v * per + shift;
-    Ints rounded = (Ints)shifted - 0x4B400000;
-    rounded = rounded < lowest ? lowest : rounded, rounded = rounded > highest ? highest : rounded;
-    const Bytes bytes = __builtin_convertvector(rounded, Bytes);
+    const Ints rounded = (Ints)shifted - 0x4B400000;
+    const Bytes bytes = narrowed(rounded < highest ? rounded : highest);
     __builtin_memcpy(integers + k, &bytes, sizeof bytes);
   };
   for (int64_t k = 0; k < whole; k += kLanes) write(load<Floats>(x + k), k);
