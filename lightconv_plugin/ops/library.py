@@ -53,7 +53,11 @@ X86_VARIANTS = {
     ],
 }
 # and the flags for any machine: vectors.cpp has kernels for all, the others have none
-ANY_VARIANT = {"vectors.cpp": [["-DLIGHTCONV_TABLE=baseline_kernels", "-DLIGHTCONV_BITS=128"]], "bf16.cpp": [], "int8.cpp": []}
+ANY_VARIANT = {
+    "vectors.cpp": [["-DLIGHTCONV_TABLE=baseline_kernels", "-DLIGHTCONV_BITS=128"]],
+    "bf16.cpp": [],
+    "int8.cpp": [],
+}
 COMMON_FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
     # -O3 would add what the kernels do by hand, and half as much compile time

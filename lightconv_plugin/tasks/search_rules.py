@@ -132,7 +132,9 @@ class Rules:
 
         penalties = torch.tensor([length**self.penalty for length in range(1, longest + 1)], dtype=totals.dtype)
         scores = totals / penalties[end_step]
-        order = (-scores).masked_fill(end_step == ops.NEVER, math.inf).sort(dim=1, stable=True).indices  # the best first
+        order = (
+            (-scores).masked_fill(end_step == ops.NEVER, math.inf).sort(dim=1, stable=True).indices
+        )  # the best first
         end_step, scores, totals = (value.gather(1, order) for value in (end_step, scores, totals))
         order = order.unsqueeze(2).expand(-1, -1, longest)
         # (T, N) by the rows of each hypothesis to (S, B, T)

@@ -67,7 +67,9 @@ def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor]:
 def rounded_weight(weight: Tensor) -> Tensor:
     """Round each row to integers of -127 to 127 times a scale."""
     largest = weight.abs().amax(dim=1, keepdim=True)
-    per = (torch.full_like(largest, 127) / largest).nan_to_num(posinf=0)  # 127 / largest is a reciprocal times 127 in PyTorch
+    per = (torch.full_like(largest, 127) / largest).nan_to_num(
+        posinf=0
+    )  # 127 / largest is a reciprocal times 127 in PyTorch
     return (weight * per).round().double() * (largest / 127)
 
 
@@ -256,7 +258,7 @@ def test_a_processor_that_has_no_units_is_told_so(precision, monkeypatch, caplog
     monkeypatch.setattr(RAW, f"cpu_{precision}_units", lambda most: 0)
     assert "no units" in str(lacking(precision))
     if precision == "int8":
-        with pytest.raises(ValueError, match="cannot be int8, since this processor has no units .*; take fp32"):
+        with pytest.raises(ValueError, match=r"cannot be int8, since this processor has no units .*; take fp32"):
             ops.set_precision(precision)
         return
     ops.set_precision(precision)

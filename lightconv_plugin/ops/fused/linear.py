@@ -7,9 +7,10 @@ Three precisions can be chosen by $LIGHTCONV_MATMUL or ``set_precision``:
   stay in float32, as do parameters, gradients and activations. PyTorch's switch,
   ``torch.set_float32_matmul_precision("medium")``, asks for the same. It also has PyTorch's own products computed so,
   by oneDNN, which prepares itself anew for every new shape.
-* int8: weights are rounded to 8-bit integers with a scale for each output, activations with a scale and a zero point for
-  each row, so that a sentence's result does not depend on what else is in its batch. Sums are exact, in 32-bit integers.
-  Only weights that a search has packed (``pack_weight``) are computed with so; training is in fp32.
+* int8: weights are rounded to 8-bit integers with a scale for each output, activations (to 7 bits on processors without
+  VNNI) with a scale and a zero point for each row, so that a sentence's result does not depend on what else is in its
+  batch. Sums are exact, in 32-bit integers. It is for weights that a search has packed (``pack_weight``); all else, and
+  training, is in fp32.
 """
 
 import logging
