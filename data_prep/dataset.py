@@ -58,7 +58,7 @@ class Source:
     file: str
     members: dict[str, str]
     """Language to member. With ``numbers``, ``{n}`` (or ``{n:05}``) in them stands for each number in turn."""
-    reader: str = "plain"  # the reader that finds lines in the members; all are in text/readers.py
+    reader: str = "plain"  # the reader that finds lines in the members; all are in text/readers.py (own_text: your own)
     numbers: tuple[int, ...] = ()  # first and last of the numbers: as many sources, one after the other
     invalid: str = "error"
     """The treatment of bytes that are not UTF-8: ``error``, or ``replace`` (with U+FFFD)."""

@@ -183,7 +183,7 @@ def _curl(url: str, part: Path, name: str, total: int | None) -> tuple[int, str,
     of, pipe = f" of {total / 1e6:,.1f}" if total else "", subprocess.PIPE
     with (
         shown(lambda: f"{name}: {part.stat().st_size / 1e6:,.1f}{of} MB"),
-        child(command, stdout=pipe, stderr=pipe, text=True, errors="replace") as process,
+        child(command, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace") as process,
     ):
         reply, said = process.communicate()
     said = said.partition("\n")[0].removeprefix("curl: ") or f"curl ended with {process.returncode}"

@@ -1,9 +1,10 @@
-"""Units of words, BPE or SentencePiece: told by a dictionary, and the file of codes found beside a model.
+"""Text on its way into a model: cleaned; cut into units of BPE or SentencePiece, which a dictionary shows; by codes.
 
-It needs Python alone: the hub, the export and the scripts share it.
+It needs Python alone: the hub, the task, the export and the scripts share it.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,16 @@ SUBWORD_NMT, SENTENCEPIECE = "subword_nmt", "sentencepiece"  # as fairseq's --bp
 _SAY = {"bpe", "code", "codes", "bpecode", "bpecodes", "merges", "sentencepiece", "spm"}
 _BESIDE = {"", "model", "txt", "joint", "shared"}
 _ESCAPED = ("&apos;", "&quot;", "&amp;")  # Moses writes so
-_WITHOUT_BLANKS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+# blocks of scripts that put no spaces between words, from Thai to ideographs; data_prep has their letters by script
+_UNSPACED = re.compile(
+    "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u1bc0-\u1bff"
+    "\u3005-\u3007\u3021-\u302d\u3031-\u303c\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\ua48f"
+    "\ua980-\ua9ff\uaa00-\uaadf\uf900-\ufaff\uff66-\uff9f"
+    "\U00016fe3\U00016ff0-\U00016fff\U0001aff0-\U0001b16f\U00020000-\U0003134f]"
+)
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
+_LETTERS = {"Lu", "Ll", "Lo", "Lm", "Nl", "Mn", "Mc", "Me"}
+_ZERO_WIDTH = re.compile("[\u200b\ufeff]+")
 
 
 class CodesError(ValueError):
@@ -73,8 +83,27 @@ def steps_before(words: Sequence[str]) -> list[str]:
     steps = []
     if any(word.startswith(_ESCAPED) for word in words):
         steps.append("tokenised by Moses")
-    if units != SENTENCEPIECE and 20 * sum(map(bool, map(_WITHOUT_BLANKS.search, words))) > len(words):
+    if units != SENTENCEPIECE and 20 * sum(map(bool, map(_UNSPACED.search, words))) > len(words):
         steps.append("parted into words by blanks")
     if len(words) > 500 and text == text.lower() != text.upper():  # a few words may be so by chance
         steps.append("lower-cased")
     return steps
+
+
+def clean_text(text: str) -> str:
+    """Text as data_prep cleans people's own before it is cut: one plain space between words, and none around them.
+
+    Control characters and zero width spaces are spaces, too; but the latter go beside letters of scripts without spaces
+    between words. (A test compares the two: data_prep is not installed with the plugin.)
+    """
+
+    def space_or_nothing(run: re.Match[str]) -> str:
+        neighbours = (text[run.start() - 1 : run.start()], text[run.end() : run.end() + 1])
+        return "" if any(map(_is_unspaced_letter, neighbours)) else " "
+
+    return " ".join(_CONTROL.sub(" ", _ZERO_WIDTH.sub(space_or_nothing, text)).split())
+
+
+def _is_unspaced_letter(character: str) -> bool:
+    """Return True for a letter, or a mark on one, of a script without spaces between words; False for ``""``."""
+    return bool(_UNSPACED.match(character)) and unicodedata.category(character) in _LETTERS

@@ -12,19 +12,23 @@ example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh 
 """
 
 import argparse
-import json
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import yaml
 
 from data_prep.common import CHECKOUT
 from data_prep.common.command import argument_parser, run_command
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import atomic_file
 from data_prep.dataset import LANGUAGE
-from data_prep.sources.supplied import SuppliedText
+from data_prep.sources.supplied import SuppliedText, check_sides
 from data_prep.text.clean import count_words
+from data_prep.text.writing import check_script
 from scripts.fairseq_io.devices import find_devices
 from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce.outcome import near, typed
@@ -42,18 +46,19 @@ class Side:
     path: Path
     language: str
     lines: int = 0  # of the whole file
-    letters: set[str] = field(default_factory=set)  # of the sample
+    letters: Counter[str] = field(default_factory=Counter)  # of the sample
     words: list[int] = field(default_factory=list)  # of each line of the sample; see ``count_words``
 
 
 def look(path: Path, language: str) -> Side:
-    """Read a file, its first ``_SAMPLE`` lines closely."""
+    """Read a file, its first ``_SAMPLE`` lines closely; see ``check_script``."""
     side = Side(path, language)
     for line in SuppliedText(path):
         side.lines += 1
         if side.lines <= _SAMPLE:
             side.letters.update(text := line.decode())
             side.words.append(count_words(text))
+    check_script(language, side.letters, path)
     return side
 
 
@@ -78,7 +83,8 @@ def dataset_text(name: str, source: Side, target: Side) -> str:
     letters = len(source.letters | target.letters)
     units = max(wanted, -(-(letters + wanted // 2) // 500) * 500)
     valid, test = (2, 3) if pairs < 200_000 else (1, 1)
-    files = "\n".join(f"  train.{side.language}: {json.dumps(str(side.path.absolute()))}" for side in (source, target))
+    paths = {f"train.{side.language}": str(side.path.absolute()) for side in (source, target)}
+    files = textwrap.indent(yaml.safe_dump(paths, allow_unicode=True, sort_keys=False, width=math.inf), "  ").rstrip()
     return f"""\
 # {name}: {pairs:,} pairs of your own. Written by scripts.own_text; edit it as you like: what is changed is made anew.
 kind: text
@@ -156,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path in (dataset, config):
         if path.exists():
             raise UserError(f"{path} is there already; go on with {goes_on}, choose another NAME, or remove it")
+    check_sides([arguments.src, arguments.tgt])
     sides = look(arguments.src, arguments.source), look(arguments.tgt, arguments.target)
     if sides[0].lines != sides[1].lines:
         counts = " but ".join(f"{side.path} has {side.lines:,} lines" for side in sides)

@@ -96,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     facts: dict[str, Any] = {"details": details, "signature": how}
     key = COMPARED[FAMILY[config.metric]]
     if references.text is not None:  # what scripts.compare draws its test sets from
-        facts["lines"] = "; ".join(counts(found[key].metric, hypotheses.text, references.text))
+        sides = (found[key].view(side) or () for side in (hypotheses, references))
+        facts["lines"] = "; ".join(counts(found[key].metric, *sides))
     write_json(arguments.out / "scores.json", scores | facts)
     print("\n".join([*lines, how]))
 

@@ -36,7 +36,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     pip+=(--no-build-isolation)
   fi
   # torch in the same command, so that nothing else pulls another build of it first
-  "${pip[@]}" "$torch" -e "$root[fairseq,recipes,export,dev]"
+  "${pip[@]}" "$torch" -e "$root[fairseq,recipes,sweep,export,dev]"
   # pip would compile on one core; like pip, this passes over a file that is written for another Python
   "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
   "$venv/bin/python" -P -m lightconv_plugin.info # compiles the operators, and tests them

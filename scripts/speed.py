@@ -4,6 +4,9 @@ The settings are those of the CONFIG's section `speed`: beam, batch size, subset
 another configuration of the same dataset. Runs of the two alternate, so that whatever else the machine does falls on
 both; the first of each is not counted. Time is fairseq-generate's own: generation without loading and reading.
 
+With --prepared, trained models then also translate batches of lines of like lengths, in turns and in this process:
+speed.json has the speed at each length.
+
 A baseline that has not been trained gives no ratio. With --untrained random weights are timed, of either architecture
 after one update on almost no text. They do not know when to end, so both generate hypotheses of one fixed length, the
 mean length of the references. speed.json says which it was.
@@ -14,21 +17,26 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from data_prep.common.command import run_command
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json, write_json
+from data_prep.common.files import read_json, read_lines, write_json
 from data_prep.common.process import run_logged
+from data_prep.dataset import load_dataset
 from scripts.config import Config, config_parser, given_config
 from scripts.fairseq_io.commands import generate_command, speed_settings, train_command
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
-from scripts.fairseq_io.inputs import check_binarised
+from scripts.fairseq_io.inputs import add_prepared, check_binarised
+from scripts.fairseq_io.translator import Translator
 from scripts.reproduce.run import baseline_config, model_file, seed_root, tuned_settings
 from scripts.scoring.selection import over
 
 FIGURES = ("sentences_per_second", "tokens_per_second")
+LENGTHS = ((1, 16), (17, 32), (33, 64), (65, 128))  # units of a line, from and to
+LINES = 32  # of each length, taken from all over the subset
 # a fixed length takes the place of these
 _LENGTHS = ("max-len-a", "max-len-b", "min-len", "match-source-len")
 
@@ -41,11 +49,12 @@ class System:
     model: Path
     chosen: dict[str, Any]
     runs: list[dict[str, Any]] = field(default_factory=list)
+    by_length: list[dict[str, Any]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Mean, standard deviation and number of each figure over the runs that count."""
-        found: dict[str, Any] = {"model": self.config.name, "runs": self.runs}
-        return found | {key: over([run[key] for run in self.runs]) for key in FIGURES}
+        """Mean, standard deviation and number of each quantity over the runs that count."""
+        speeds = {key: over([run[key] for run in self.runs]) for key in FIGURES}
+        return {"model": self.config.name, "runs": self.runs, **speeds, "by_length": self.by_length}
 
 
 def trained_system(config: Config, run: Path) -> System | None:
@@ -104,12 +113,40 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
     return max(1, round(statistics.fmean(len(line.split()) for line in lines[REFERENCE])))
 
 
+def time_by_length(systems: Sequence[System], speed: dict[str, Any], data: Path, prepared: Path) -> None:
+    """Time the systems in turns on lines of each of ``LENGTHS``, a batch each; lengths without lines are left out."""
+    config = systems[0].config
+    source, target = load_dataset(config.dataset).languages
+    lines = read_lines(prepared / f"{speed['subset']}.{source}")
+    translators = [
+        Translator(system.model, data, (source, target), speed_settings(system.config, system.chosen, speed))
+        for system in systems
+    ]
+    for least, most in LENGTHS:
+        alike = [line for line in lines if least <= len(line.split()) <= most]
+        batch = alike[:: max(1, len(alike) // LINES)][:LINES]
+        if not batch:
+            continue
+        times: list[list[float]] = [[] for _ in systems]
+        for number in range(speed["runs"] + 1):
+            for translator, seconds in zip(translators, times, strict=True):
+                start = perf_counter()
+                translator.translate(batch)
+                seconds += [perf_counter() - start] if number else []
+        units = statistics.fmean(len(line.split()) for line in batch)
+        for system, seconds in zip(systems, times, strict=True):
+            speeds = over([len(batch) / each for each in seconds])
+            print(f"{system.config.name}, {least} to {most} units: {speeds['mean']:.1f} sentences/s", flush=True)
+            system.by_length.append({"units": units, "lines": len(batch), FIGURES[0]: speeds})
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for speed.json")
     parser.add_argument(
         "--run", type=Path, required=True, metavar="DIR", help="work/<dataset>/<model>, whose best seed is known"
     )
     parser.add_argument("--untrained", action="store_true", help="time random weights, even if there are trained ones")
+    add_prepared(parser)
     arguments = parser.parse_args(argv)
     config, out, data = given_config(arguments), arguments.out, arguments.data
     speed = config.speed
@@ -125,6 +162,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             if number:  # the first warms up files, caches and compiled operators
                 system.runs.append(run)
                 print(f"{system.config.name}: {run['sentences_per_second']:.1f} sentences/s", flush=True)
+    if arguments.prepared and not arguments.untrained:
+        time_by_length(systems, speed, data, arguments.prepared)
     found, baseline = ours.summary(), systems[1].summary() if len(systems) > 1 else None
     key = FIGURES[0]
     ratio = found[key]["mean"] / baseline[key]["mean"] if baseline else None

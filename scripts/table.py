@@ -1,10 +1,11 @@
-"""Print a table of the paper with the paper's figures and ours, or a row for each of some run records.
+"""Print a table of the paper with the paper's scores and ours, or a row for each of some run records.
 
-  scripts.table 3                     Table 3: each figure of the paper, ours from work/<dataset>/<model>/record.json,
+  scripts.table 3                     Table 3: each score of the paper, ours from work/<dataset>/<model>/record.json,
                                       and the commands of what has not been run
   scripts.table work/*/*/record.json  a row for each run, of whatever dataset
 
-The signatures of the scores follow the table.
+The signatures of the scores follow the table. --csv and --latex write it to files, too: with a column for each part of
+a number (means, standard deviations), and as a tabular for the package booktabs, with the signatures as comments.
 """
 
 from collections.abc import Sequence
@@ -13,31 +14,42 @@ from pathlib import Path
 from data_prep.common import CHECKOUT
 from data_prep.common.command import argument_parser, run_command
 from data_prep.common.errors import UserError
+from data_prep.common.outputs import check_writable
 from scripts.tables import records
+from scripts.tables.cells import Table, write_csv, write_latex
 from scripts.tables.measured import Measured
-from scripts.tables.published import Table, read_tables
+from scripts.tables.published import read_tables
 from scripts.tables.records import read_record
 
 WORK = CHECKOUT / "work"
 
 
-def paper_table(table: Table, work: Path) -> str:
-    """A table of the paper as text."""
-    return Measured(table, work).as_text("" if work == WORK else f" --work {work}")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
-    parser.add_argument("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are (default: work)")
+    add = parser.add_argument
+    add("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
+    add("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are (default: work)")
+    add("--csv", type=Path, metavar="FILE", help="write the numbers as CSV, too")
+    add("--latex", type=Path, metavar="FILE", help="write a LaTeX table, too")
     arguments = parser.parse_args(argv)
+    check_writable(*filter(None, (arguments.csv, arguments.latex)))
     if all(map(str.isdecimal, arguments.what)):
-        tables, numbers = read_tables(), [int(number) for number in arguments.what]
-        if odd := [number for number in numbers if number not in tables]:
-            raise UserError(f"no Table {odd[0]}; the paper's are {', '.join(map(str, tables))}")
-        print("\n\n".join(paper_table(tables[number], arguments.work) for number in numbers))
+        published, numbers = read_tables(), [int(number) for number in arguments.what]
+        if unknown := [number for number in numbers if number not in published]:
+            raise UserError(f"no Table {unknown[0]}; the paper's are {', '.join(map(str, published))}")
+        measured = [Measured(published[number], arguments.work) for number in numbers]
+        options = "" if arguments.work == WORK else f" --work {arguments.work}"
+        print("\n\n".join(table.as_text(options) for table in measured))
+        tables: list[Table] = [table.columns() for table in measured]
+        notes = [remark for table in measured for remark in table.remarks(options)]
     else:
-        print(records.as_text([read_record(Path(path)) for path in arguments.what]))
+        runs = [read_record(Path(path)) for path in arguments.what]
+        print(records.as_text(runs))
+        tables, notes = records.as_tables(runs), [line for run in runs for line in records.signatures(run)]
+    if arguments.csv:
+        write_csv(arguments.csv, tables)
+    if arguments.latex:
+        write_latex(arguments.latex, tables, notes, "python -m scripts.table")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
-from data_prep.sources.supplied import BLANK
 from data_prep.steps.learn import APPLY_BPE
+from data_prep.text.clean import clean_text
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import take_search_precision
 from scripts.fairseq_io.translator import Translator
@@ -88,11 +88,11 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
 
 
 def read_text(line: bytes, number: int) -> str:
-    """A line of the input as text without control characters."""
+    """A line of the input, cleaned as your own text is in preparation."""
     text = line.decode("utf-8", errors="replace")
     if "\N{REPLACEMENT CHARACTER}" in text:
         print(f"line {number}: not UTF-8", file=sys.stderr, flush=True)
-    return BLANK.sub(" ", text).replace("\t", " ").strip()
+    return clean_text(text).replace("\t", " ").strip()
 
 
 def answers(

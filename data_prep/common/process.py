@@ -21,8 +21,9 @@ from data_prep.common.outputs import open_own
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-# the output of programs is read, and becomes results
-_READABLE = {"PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
+# the output of programs is read, and becomes results: in UTF-8, whatever the user's locale or PYTHONIOENCODING say
+_UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
+_READABLE = {**_UTF8, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
 # glibc keeps what is freed: giving it back, and having it zeroed anew, takes a tenth of an update on a processor
 _FOR_SPEED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 

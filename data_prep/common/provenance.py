@@ -55,7 +55,7 @@ def machine() -> dict[str, Any]:
     gpus: list[str] = []
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        answer = subprocess.run(query, capture_output=True, text=True, check=False)
+        answer = subprocess.run(query, capture_output=True, encoding="utf-8", errors="replace", check=False)
         gpus = answer.stdout.split("\n")[:-1] if answer.returncode == 0 else []
     return {"cpu": processor(), "cores": available_cores(), "gpus": gpus}
 

@@ -97,7 +97,7 @@ def _updated(languages: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _run(command: list[str], cwd: Path | None = None) -> tuple[str, str]:
     """Return what a command wrote to its standard output and to its standard error, where apt puts warnings."""
     env = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, capture_output=True, cwd=cwd, env=env, text=True, errors="replace")
+    done = subprocess.run(command, capture_output=True, cwd=cwd, env=env, encoding="utf-8", errors="replace")
     if done.returncode != 0:
         said = _tail(done.stdout + done.stderr)
         raise UserError(f"{command[0]} failed with status {done.returncode}; {_WITHOUT}. It said:\n{said}")

@@ -1,25 +1,24 @@
 """Read the user's own files as lines of clean text; what is changed is counted.
 
-A line ends at LF, or at CR LF, and nowhere else. A byte order mark at the start goes, and characters that would glue
-words or break lines (``BLANK``) become spaces.
+A line ends at LF, or at CR LF, and nowhere else. A byte order mark at the start goes; ``clean_text`` has the rest.
 """
 
 import codecs
+import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import BUFFER, damage_told
 from data_prep.common.errors import UserError
 from data_prep.common.files import POINTER
+from data_prep.text.characters import ZERO_WIDTH, drop_zero_width
+from data_prep.text.clean import CONTROL, clean_text
 
 _LONGEST = 1 << 24  # bytes of a line: a file without line ends would fill the memory
-
-# control characters but the tab, line and paragraph separators, zero width spaces, byte order marks within text;
-# joiners, marks of direction and soft hyphens stay, which scripts and emoji are written with
-BLANK = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u200b\u2028\u2029\ufeff]")
 
 _HEAD = 1 << 14  # bytes by which a file's kind is told
 _SAVE = "save it as plain text in UTF-8, one sentence a line"
@@ -38,6 +37,29 @@ _OTHER_KINDS = (
         f"take the sentences out of it, and {_SAVE}",
     ),
 )
+
+
+def check_sides(paths: Sequence[Path]) -> None:
+    """Refuse the files of both sides of a corpus if they are one file, or if one is a pipe or has no name in UTF-8.
+
+    Raises:
+        UserError: the message names it.
+    """
+    for path in paths:
+        if (name := os.fsencode(path)) != name.decode(errors="replace").encode():
+            raise UserError(
+                f"{name!r} is not UTF-8, as the files are that would name it; rename the file or its folder"
+            )
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; give the text file of one language")
+        if path.exists() and not path.is_file():
+            raise UserError(
+                f"{path} is a pipe or a device, which can be read only once, and your text is read more than once; "
+                "write it to a file, and give that"
+            )
+    for one, other in pairwise(path for path in paths if path.is_file()):
+        if one.samefile(other):
+            raise UserError(f"{one} and {other} are one file; give a file for each language")
 
 
 class SuppliedText:
@@ -88,7 +110,11 @@ class SuppliedText:
                 f"WINDOWS-1252 -t UTF-8 {name} > NEW; if it is Chinese: -f GB18030 or -f BIG5), or leave such bytes "
                 f"out (iconv -c -f UTF-8 -t UTF-8 {name} > NEW)"
             ) from error
-        if BLANK.search(text) is not None:
-            self.changes["lines with control characters, now spaces"] += 1
-            text = BLANK.sub(" ", text)
-        return text.encode()
+        rest = drop_zero_width(text)
+        changes = {
+            "lines with zero width spaces in a script without spaces, dropped": rest != text,
+            "lines with zero width spaces, now spaces": ZERO_WIDTH.search(rest),
+            "lines with control characters, now spaces": CONTROL.search(text),
+        }
+        self.changes.update(name for name, applies in changes.items() if applies)
+        return clean_text(text).encode()

@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import open_own
 from data_prep.dataset import SPLITS, Dataset
-from data_prep.sources.supplied import SuppliedText
+from data_prep.sources.supplied import SuppliedText, check_sides
 from data_prep.steps.read import Piece
 
 
@@ -38,7 +38,8 @@ def own_files(dataset: Dataset, raw: Path | None) -> dict[str, dict[str, Path]]:
     """The user's files by split and language, from a folder or as the dataset names them.
 
     Raises:
-        UserError: none are named, one is missing, or there is a valid set and no test set, or the other way round.
+        UserError: none are named, one is missing or no file, both sides of a split are the same, or there is a valid
+            set and no test set, or the other way round.
     """
     names = {split: {side: f"{split}.{side}" for side in dataset.languages} for split in SPLITS}
     if raw is None:
@@ -55,6 +56,8 @@ def own_files(dataset: Dataset, raw: Path | None) -> dict[str, dict[str, Path]]:
         for split, sides in names.items()
         if split == "train" or not given.keys().isdisjoint(sides.values())
     }
+    for sides in found.values():
+        check_sides([*sides.values()])
     if missing := [path for sides in found.values() for path in sides.values() if not path.is_file()]:
         absent = " and no ".join(map(str, missing))
         raise UserError(f"there is no {absent}; give both sides, as plain text under these names")

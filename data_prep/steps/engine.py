@@ -23,7 +23,7 @@ from data_prep.common.outputs import open_own, remove
 from data_prep.common.terminal import clock
 from data_prep.dataset import SPLITS, Dataset, Step
 from data_prep.steps.corpus import Block, Context, Pool, Text, select
-from data_prep.steps.filter import RAW, RAW_PREFIX
+from data_prep.steps.filter import RAW, RAW_PREFIX, held_out_in_train
 from data_prep.steps.learn import LEARNT
 from data_prep.steps.plan import LINE, STEPS, Pass, plan
 from data_prep.steps.read import Piece, Rows, read_pieces, write_rows
@@ -81,6 +81,8 @@ class Engine:
             else:
                 log = _run_lines(context, each.steps)
         text = Text(before.lines | context.lines, before.files | context.files, log, dict(found))
+        if not self._states:
+            text.report |= self._held_out_in_train(text)
         if empty := [split for split in text.lines if split in SPLITS and not text.lines[split]]:
             reasons = sum((Counter(entry.get("dropped", {})) for entry in log), Counter[str]())
             raise UserError(
@@ -88,6 +90,16 @@ class Engine:
                 "raw text and at the steps in the dataset's YAML, or give more text"
             )
         return text
+
+    def _held_out_in_train(self, text: Text) -> dict[str, Any]:
+        """Count the lines of valid and test that stand in train, for the report, and print the counts."""
+        with ExitStack() as stack:
+            languages = self.dataset.languages
+            counts = held_out_in_train(Context(text, self._work, "", languages, self._pool, stack))
+        for split, numbers in counts.items():
+            listed = ", ".join(f"{name} {count:,}" for name, count in numbers.items())
+            self._pool.say(f"note: {split} has {text.lines[split]:,} lines; of these stand in train, too: {listed}")
+        return {"lines that stand in train, too": counts} if counts else {}
 
     def _check(self, steps: set[str]) -> None:
         """Compare with what the dataset expects after these steps."""

@@ -8,7 +8,7 @@ from itertools import count
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import open_own
 from data_prep.dataset import SPLITS, Step
-from data_prep.steps.corpus import Context, Log, WholeStep, columns_of
+from data_prep.steps.corpus import Block, Context, Log, WholeStep, columns_of
 from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 
@@ -125,3 +125,44 @@ def save_raw(context: Context, step: Step) -> Log:
         lines = context.text.lines[split]
         log.append({"step": step.name, "split": split, "in": lines, "out": lines})
     return log
+
+
+def held_out_in_train(context: Context) -> dict[str, dict[str, int]]:
+    """Count the lines of valid and test that stand in train, too, whatever their case and spaces; not empty lines.
+
+    Returns:
+        for each of these splits that has such lines, their number by language; and that of whole ``pairs``, if there
+        are two languages.
+    """
+    if "train" not in context.text.lines:
+        return {}
+    splits = [split for split in SPLITS[1:] if split in context.text.lines]
+    rows = {split: [row for block in context.blocks(split, split) for row in _row_keys(block)] for split in splits}
+    held_out = {key for keys in rows.values() for row in keys for key in row if key}
+    in_train: set[bytes] = set()
+    if held_out:
+        title = "comparing with valid and test"
+        keys_of = partial(_keys_among, held_out=held_out)
+        in_train.update(*context.pool.map(keys_of, context.blocks("train", title), what=title))
+    names = [*context.languages, "pairs"] if len(context.languages) > 1 else context.languages
+    counts = {
+        split: {name: sum(row[place] in in_train for row in keys) for place, name in enumerate(names)}
+        for split, keys in rows.items()
+    }
+    return {split: numbers for split, numbers in counts.items() if any(numbers.values())}
+
+
+def _row_keys(block: Block) -> list[list[bytes]]:
+    """The keys of each row: one of its line in each language, and one of all together; ``b""`` for an empty line."""
+    columns = [[normalise_space(line.decode()).lower() for line in column] for column in columns_of(block)]
+    return [
+        [
+            *(_key(f"{side}\n{line}".encode()) if line else b"" for side, line in enumerate(row)),
+            _key("\n".join(["", *row]).encode()) if all(row) else b"",
+        ]
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _keys_among(block: Block, *, held_out: set[bytes]) -> set[bytes]:
+    return held_out.intersection(key for row in _row_keys(block) for key in row)

@@ -56,8 +56,12 @@ def learn_sentencepiece(*, units: int, joint: bool = True, fewer: bool = False) 
     sentencepiece.package()
 
     def learn(context: Context, languages: Sequence[str]) -> bytes:
-        context.pool.say(f"learning {units:,} units of {', '.join(languages)} with sentencepiece")
-        every = -(-context.text.lines["train"] * len(languages) // _SAMPLE)
+        lines = context.text.lines["train"]
+        every = -(-lines * len(languages) // _SAMPLE)
+        taken = f"all {lines:,}" if every == 1 else f"{-(-lines // every):,} of {lines:,}"
+        context.pool.say(
+            f"learning {units:,} units of {', '.join(languages)} with sentencepiece, from {taken} lines of each"
+        )
         try:
             return sentencepiece.learn(_sample(context, languages, every), units=units)
         except sentencepiece.TooManyUnits as error:

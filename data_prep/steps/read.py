@@ -4,7 +4,7 @@ There is one pass over each archive, and nothing is unpacked to disk. Sources fo
 whatever the order in the archives: each has files of its own.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from data_prep.common.errors import UserError
 from data_prep.dataset import SPLITS
 from data_prep.steps.corpus import CHUNK, Context, open_synced
 from data_prep.text.readers import READERS
+from data_prep.text.writing import check_script
 
 Rows = Iterator[tuple[str, Sequence[str]]]
 """Text that a kind of its own makes: the split, and a line a language."""
@@ -49,8 +50,8 @@ def read_pieces(pieces: Sequence[Piece], context: Context) -> None:
     """Write the lines of all pieces.
 
     Raises:
-        UserError: an archive is damaged or lacks a member, a member has bytes that are not UTF-8, or the sides of a
-            source have unequal numbers of lines.
+        UserError: an archive is damaged or lacks a member; a member has bytes that are not UTF-8, or is in a script
+            that the code of its language does not say; or the sides of a source have unequal numbers of lines.
     """
     by_archive: dict[Path, dict[str, Piece]] = defaultdict(dict)
     for piece in pieces:
@@ -94,6 +95,8 @@ def _write(piece: Piece, stream: BufferedReader, context: Context, progress: Cal
     lines = read() if piece.reader == "plain" else READERS[piece.reader](read())
     with open_synced(context.work / context.folder / piece.file) as f:
         while chunk := list(islice(lines, CHUNK)):
+            if count == 0:
+                check_script(piece.language, Counter("".join(chunk)), piece.name)
             f.write("".join(f"{line}\n" for line in chunk).encode())
             count += len(chunk)
             progress(len(chunk))

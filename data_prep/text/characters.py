@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from data_prep.text.languages import is_published
+from data_prep.text.languages import UNSPACED, is_published
 
 _TABLE = Path(__file__).with_name("unicode_14.txt")
 
@@ -13,8 +13,10 @@ SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Perl's ``\\s``, for use between the brackets of a regular expression; Python's has U+001C to U+001F as well."""
 SPACES = re.compile(f"[{SPACE}]+")
 
-ASCII, UNICODE = 0x7F, 0x10FFFF
+ASCII, BMP, UNICODE = 0x7F, 0xFFFF, 0x10FFFF
 """The last code points of each."""
+ABOVE_BMP = "\U00010000-\U0010ffff"
+"""In place of ranges above ``BMP``, which regular expressions try one by one: for a quick look."""
 
 
 @cache
@@ -41,14 +43,27 @@ class Classes:
         self.mark = found["Mark"]  # ``\p{M}``
 
 
+def unspaced_letters(letters_a_word: int | None = None, *, last: int = UNICODE) -> str:
+    """Letters and marks of scripts without spaces between words, for use between the brackets of a regular expression.
+
+    Args:
+        letters_a_word: of the scripts that have so many in ``UNSPACED``; None: of all.
+        last: the last code point.
+    """
+    scripts = (script for script, letters in UNSPACED.items() if letters_a_word in (None, letters))
+    return "".join(properties(last)[f"Letters_of_{script}"] for script in scripts)
+
+
 JOINERS = "\u200c\u200d"
 """Format characters within words: Persian, and many scripts of India, are not written without them."""
 _JOINED = re.compile(f"([{JOINERS}])")
 
 
 def non_printing_remover(*, language: str) -> Callable[[str], str]:
-    """``remove-non-printing-char.perl``; but ``JOINERS`` stay in languages without published figures."""
-    return remove_non_printing if is_published(language) else _keep_joiners
+    """``remove-non-printing-char.perl``; in languages without published figures ``JOINERS`` stay, and zero width spaces
+    of scripts without spaces between words go.
+    """
+    return remove_non_printing if is_published(language) else _remove_others
 
 
 def remove_non_printing(line: str) -> str:
@@ -61,13 +76,29 @@ def remove_non_printing(line: str) -> str:
     return _other().sub(" ", line)
 
 
-def _keep_joiners(line: str) -> str:
-    return "".join(part if part in JOINERS else remove_non_printing(part) for part in _JOINED.split(line))
+def _remove_others(line: str) -> str:
+    parts = _JOINED.split(drop_zero_width(line))
+    return "".join(part if part in JOINERS else remove_non_printing(part) for part in parts)
+
+
+ZERO_WIDTH = re.compile("[\u200b\ufeff]+")
+"""Zero width spaces; byte order marks within text are such."""
+
+
+def drop_zero_width(line: str) -> str:
+    """Drop zero width spaces beside letters of scripts without spaces between words."""
+    return _unspaced_zero_width().sub("", line) if ZERO_WIDTH.search(line) else line
 
 
 def lowercase(line: str) -> str:
     """Lower case as in ``lowercase.perl``: Python's, but a sigma that ends a word has the form of any other."""
     return line.replace("Σ", "σ").lower() if "Σ" in line else line.lower()
+
+
+@cache
+def _unspaced_zero_width() -> re.Pattern[str]:
+    letter = f"[{unspaced_letters()}]"
+    return re.compile(f"(?<={letter}){ZERO_WIDTH.pattern}|{ZERO_WIDTH.pattern}(?={letter})")
 
 
 @cache
@@ -78,5 +109,4 @@ def _other() -> re.Pattern[str]:
 @cache
 def _suspect() -> re.Pattern[str]:
     """Return what may be of _other: quick to look for."""
-    # regular expressions try ranges above 16 bits one by one
-    return re.compile(f"[{properties(0xFFFF)['Other']}\U00010000-\U0010ffff]")
+    return re.compile(f"[{properties(BMP)['Other']}{ABOVE_BMP}]")

@@ -1,31 +1,62 @@
-"""Clean spaces and apostrophes, cut long lines, and drop pairs that teach nothing: empty, long or uneven ones."""
+"""Clean text and its spaces, count words, cut long lines, and drop pairs that teach nothing: empty, long or uneven."""
 
 import math
 import re
 from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
 
 from data_prep.common.errors import UserError
+from data_prep.text.characters import ABOVE_BMP, BMP, ZERO_WIDTH, drop_zero_width, properties, unspaced_letters
+from data_prep.text.languages import UNSPACED
 
-# Letters of scripts that put no spaces between words, and how many are taken for a word: two in Chinese and Japanese as
-# a rule, four or five with its marks in Thai, Lao, Khmer or Burmese.
-_UNSPACED = (
-    (re.compile("[\u3041-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"), 2),
-    (re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"), 4),
-)
-_WIDE_MARKS = re.compile("[\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]")
+_WIDE_MARKS = "\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+
+
+class _Unspaced(NamedTuple):
+    """Patterns of one character of scripts without spaces between words."""
+
+    quick: re.Pattern[str]  # of all that may be one of their letters
+    letters: dict[int, re.Pattern[str]]  # by how many are counted as a word
+    signs: re.Pattern[str]  # what stands between their letters
+
+
+@cache
+def _unspaced() -> _Unspaced:
+    return _Unspaced(
+        re.compile(f"[{unspaced_letters(last=BMP)}{ABOVE_BMP}]"),
+        {count: re.compile(f"[{unspaced_letters(count)}]") for count in sorted({*UNSPACED.values()})},
+        re.compile(f"[{_WIDE_MARKS}{properties()['Signs_of_scripts_without_spaces']}]"),
+    )
 
 
 def count_words(line: str) -> int:
     """Return how many words a line has: what spaces split, and in scripts without spaces an estimate by its letters."""
-    if line.isascii():
+    if line.isascii() or not (unspaced := _unspaced()).quick.search(line):
         return len(line.split())
     words = 0.0
-    for letters, a_word in _UNSPACED:
-        words += len(letters.findall(line)) / a_word
-        line = letters.sub(" ", line)
+    for letters_a_word, letters in unspaced.letters.items():
+        line, count = letters.subn(" ", line)
+        words += count / letters_a_word
     if words:
-        line = _WIDE_MARKS.sub(" ", line)
+        line = unspaced.signs.sub(" ", line)
     return len(line.split()) + math.ceil(words)
+
+
+CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters but the tab; line and paragraph separators. Joiners, marks of direction and soft hyphens are none
+of these: scripts and emoji are written with them."""
+
+
+def clean_text(line: str) -> str:
+    """Text as people see it, without characters that would break its lines or join its words unseen.
+
+    Control characters become spaces, and so do zero width spaces; but these go beside letters of scripts without spaces
+    between words, where they mark the ends of words and nobody sees a space (Khmer, Thai, Burmese).
+    """
+    if line.isprintable():
+        return line
+    return CONTROL.sub(" ", ZERO_WIDTH.sub(" ", drop_zero_width(line)))
 
 
 def normalise_space(line: str) -> str:

@@ -23,7 +23,7 @@ _CODES = {
     "Grek": "el/ell/gre",
     "Gujr": "gu/guj",
     "Guru": "pa/pan",
-    "Hani": "zh/zho/chi/cmn yue",
+    "Hani": "zh/zho/chi/cmn yue wuu cdo cjy cpx czh czo gan hak hsn lzh mnp nan",
     "Hebr": "he/heb/iw yi/yid/ydd",
     "Jpan": "ja/jpn",
     "Khmr": "km/khm",
@@ -41,11 +41,33 @@ _CODES = {
 }
 """By script (ISO 15924), the codes of each language; its first one is the one that rules go by."""
 
-CHINESE, JAPANESE, KOREAN = frozenset({"Hani", "Hans", "Hant"}), frozenset({"Jpan"}), frozenset({"Kore", "Hang"})
-UNSPACED = frozenset({"Khmr", "Laoo", "Mymr", "Thai", "Tibt"})
-"""Scripts without blanks between words, which sacreBLEU has no tokeniser for."""
+CHINESE = frozenset({"Hani", "Hans", "Hant", "Hanb", "Bopo"})
+JAPANESE = frozenset({"Jpan", "Hira", "Kana", "Hrkt"})
+KOREAN = frozenset({"Kore", "Hang"})
+"""Scripts of these languages, by their codes in ISO 15924, as all scripts here."""
+VARIANTS = {
+    **dict.fromkeys(CHINESE, "Hani"),
+    **dict.fromkeys(JAPANESE, "Jpan"),
+    **dict.fromkeys(KOREAN, "Kore"),
+    **{"Aran": "Arab", "Cyrs": "Cyrl", "Latf": "Latn", "Latg": "Latn"},
+}
+"""Codes of a part or a variant of a script, and the code that the table has for it."""
+
+UNSPACED = {
+    **dict.fromkeys(("Bopo", "Hani", "Hira", "Kana", "Yiii"), 2),
+    **dict.fromkeys(("Khmr", "Laoo", "Mymr", "Thai", "Tibt"), 4),
+    **dict.fromkeys(("Bali", "Batk", "Cham", "Java", "Lana", "Tale", "Talu", "Tavt"), 4),
+}
+"""Scripts of today without spaces between words, and how many of their letters and marks are counted as one word.
+
+Two characters make a word in Chinese and Japanese as a rule; four or five letters with their marks do in the others.
+"""
 
 PUBLISHED = ("en", "de", "fr", "zh")
+
+SCRIPTS = tuple(dict.fromkeys(script for scripts in _CODES for script in scripts.split()))
+"""The scripts of the table's languages."""
+_KNOWN = {*SCRIPTS, *UNSPACED, *VARIANTS}
 
 _TABLE = {
     code: (codes.split("/")[0], tuple(scripts.split()))
@@ -64,8 +86,13 @@ def rules_of(language: str) -> str:
 def scripts_of(language: str) -> tuple[str, ...]:
     """The scripts that a language is written in, by ISO 15924: the one that its code names, or the table's; or none."""
     code, *rest = _parts(language)
-    named = [part.title() for part in rest if len(part) == 4]
+    named = (part.title() for part in rest if part.title() in _KNOWN)
     return tuple(named) or _TABLE.get(code, (code, ()))[1]
+
+
+def codes_of(script: str) -> list[str]:
+    """The codes that the table has for languages in a script, one a language."""
+    return list(dict.fromkeys(rules for rules, scripts in _TABLE.values() if script in scripts))
 
 
 def is_published(language: str) -> bool:

@@ -1,4 +1,4 @@
-"""From the lines of a file to the lines of text in it: SGM and the two formats of IWSLT.
+"""From the lines of a file to the lines of text in it: SGM, the two formats of IWSLT, and text of your own.
 
 Readers take and give lines without their ends; they split nowhere else than the file was split, at ``\\n``.
 """
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from data_prep.common.errors import UserError
+from data_prep.text.clean import clean_text
 
 _LONGEST_SEGMENT = 100_000  # characters
 _BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do
@@ -67,9 +68,16 @@ def iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
+def own_text(lines: Iterable[str]) -> Iterator[str]:
+    """Text of one's own that comes in an archive, cleaned as ``sources/supplied.py`` cleans it in files."""
+    for number, line in enumerate(lines):
+        yield clean_text((line if number else line.removeprefix("\ufeff")).removesuffix("\r"))
+
+
 READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
     "sgm": sgm,
     "iwslt_tags": iwslt_tags,
     "iwslt_xml": iwslt_xml,
+    "own_text": own_text,
 }
 """From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""

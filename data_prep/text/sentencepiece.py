@@ -15,6 +15,19 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import stands_for
 from data_prep.text.clean import normalise_space
 
+LONGEST = 4192
+"""Bytes of the longest line that SentencePiece learns from, which is its own default."""
+_UNKNOWN = "\u2585"  # its sign for a letter that it does not know
+
+
+def _piece(longest: int) -> re.Pattern[bytes]:
+    """As many bytes as allowed that end at a space or the line's end; if there is none, at the end of a character."""
+    most = longest - 1
+    return re.compile(rb"[^ ](?:.{0,%d}(?= |\Z)|.{0,%d}(?![\x80-\xbf]))" % (most, most), re.DOTALL)
+
+
+_PIECE = _piece(LONGEST)
+
 
 class TooManyUnits(UserError):
     """More units than a text has room for, which is ``limit``."""
@@ -37,10 +50,11 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
     model = io.BytesIO()
     try:
         package().SentencePieceTrainer.train(
-            sentence_iterator=map(normalise_space, lines),
+            sentence_iterator=(piece for line in lines for piece in pieces_to_learn_from(normalise_space(line))),
             model_writer=model,
             vocab_size=units,
             normalization_rule_name="identity",
+            max_sentence_length=LONGEST,
             num_threads=1,  # with more, the model depends on their number
             minloglevel=2,
         )
@@ -49,6 +63,18 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
             raise TooManyUnits(units, int(limit[1])) from error
         raise UserError(f"sentencepiece cannot learn {units} units from this text: {error}") from error
     return model.getvalue()
+
+
+def pieces_to_learn_from(line: str) -> Iterator[str]:
+    """Yield a line, with one plain space between words, in pieces that the trainer of SentencePiece takes.
+
+    It passes over longer lines than ``LONGEST``, and over lines with its sign ``_UNKNOWN``. It cuts lines at spaces
+    itself, so one that is cut there teaches it the same. A run without a space that is longer than ``LONGEST``
+    is cut anywhere: one letter in a thousand then seems to begin a word. Without the cut, rounding of the sum over all
+    its segmentations would spoil the counts, and of 300,000 letters the sum is no number.
+    """
+    for part in line.split(_UNKNOWN):
+        yield from map(bytes.decode, _PIECE.findall(part.encode()))
 
 
 def count_units(model: bytes) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import copy
+import io
 import pickle
 import re
 import shutil
@@ -143,7 +144,12 @@ def write_state(state: Any, path: Path) -> None:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """End the process with a sentence and status 1 where a command cannot do ``what``."""
+    """End the process with a sentence and status 1 where a command cannot do ``what``.
+
+    From then on, a letter of a path that the terminal's encoding lacks is printed as its number.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except (CheckpointError, OSError) as error:

@@ -9,11 +9,20 @@ from fairseq import file_utils, hub_utils
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from omegaconf import open_dict
+from torch import Tensor
 
 from lightconv_plugin.models.resolve import add_arguments
-from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, find_codes, steps_before, units_of
+from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, clean_text, find_codes, steps_before, units_of
 
 _OPTION = {SUBWORD_NMT: "bpe_codes", "fastbpe": "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}
+
+
+class TextInterface(GeneratorHubInterface):
+    """fairseq's interface to a trained model, for plain text, which is cleaned before it is cut into units."""
+
+    def encode(self, sentence: str) -> Tensor:
+        """Return the numbers of the units of a line, its end included."""
+        return super().encode(clean_text(sentence))
 
 
 class PluginModel(BaseFairseqModel):
@@ -32,9 +41,10 @@ class PluginModel(BaseFairseqModel):
 
         Without ``bpe`` the dictionary tells if words are cut into units. Without ``bpe_codes`` or
         ``sentencepiece_model`` the file is looked for beside the checkpoint, beside the dictionaries, and where
-        ``scripts.reproduce`` leaves it. ``bpe=None`` says that text is in units. What else was done to the text that
-        the model learnt from (Moses, lower case) is said in a warning if its dictionary shows it, unless a tokenizer
-        is given.
+        ``scripts.reproduce`` leaves it. ``bpe=None`` says that text is in units, which are taken as they are; other
+        text is cleaned as ``data_prep`` cleans people's own (``units.clean_text``). What else was done to the text
+        that the model learnt from (Moses, lower case) is said in a warning if its dictionary shows it, unless a
+        tokenizer is given.
 
         Raises:
             CodesError: the codes are not there; for text in units give ``bpe=None``.
@@ -54,11 +64,11 @@ class PluginModel(BaseFairseqModel):
             with open_dict(cfg):
                 cfg.bpe = cfg.bpe or {"_name": units}
                 cfg.bpe[option] = str(codes)
-        as_it_is = "tokenizer" in options or ("bpe" in options and units is None)
-        if steps := [] if as_it_is else steps_before(words):
+        in_units = "bpe" in options and units is None
+        if steps := [] if in_units or "tokenizer" in options else steps_before(words):
             warnings.warn(
                 f"{checkpoint_file} learnt from text that was {', '.join(steps)}: give it such text. tokenizer='moses' "
                 "tokenises; python -m scripts.translate does all that the model's dataset does",
                 stacklevel=2,
             )
-        return GeneratorHubInterface(cfg, task, found["models"])
+        return (GeneratorHubInterface if in_units else TextInterface)(cfg, task, found["models"])

@@ -226,7 +226,7 @@ def _compile(cxx: str, cache: Path) -> bytes:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
         said = lines[0] if lines else f"exit {done.returncode}"

@@ -9,6 +9,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
+from lightconv_plugin.units import clean_text
 
 
 @dataclass
@@ -33,6 +34,18 @@ class FastDictionary(Dictionary):
         return text
 
 
+class CleanText:
+    """One of fairseq's ways to cut text into units, after the text is cleaned (``units.clean_text``)."""
+
+    def __init__(self, cutter: Any) -> None:
+        self._cutter, self.decode = cutter, cutter.decode
+
+    def encode(self, line: str) -> str:
+        """Return the units of a line."""
+        units: str = self._cutter.encode(clean_text(line))
+        return units
+
+
 @register_task("pla_translation", dataclass=FastTranslationConfig)
 class FastTranslationTask(TranslationTask):
     """``translation`` in all but the speed of beam search. Serves every model, and checkpoints of either task."""
@@ -40,6 +53,11 @@ class FastTranslationTask(TranslationTask):
     @classmethod
     def load_dictionary(cls, filename: str) -> Dictionary:
         return FastDictionary.load(filename)
+
+    def build_bpe(self, args: Any) -> Any:
+        """Return what ``--bpe`` names, for ``fairseq-interactive``; None where text comes in units."""
+        cutter = super().build_bpe(args)
+        return None if cutter is None else CleanText(cutter)
 
     def build_generator(
         self,

@@ -58,18 +58,18 @@ def read_comparison(path: Path) -> Comparison:
     Raises:
         UserError: a key is unknown or of another type, or a model or seed is named that is not there.
     """
-    found: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
-    one_of = f"one of `models`: {', '.join(found.models)}"
-    named = [("claims", name) for claim in found.claims for name in (claim.model, claim.than)]
-    for key, name in [("baseline", found.baseline), *named]:
-        require(path, name in found.models, key, name, one_of)
+    comparison: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
+    one_of = f"one of `models`: {', '.join(comparison.models)}"
+    named = [("claims", name) for claim in comparison.claims for name in (claim.model, claim.than)]
+    for key, name in [("baseline", comparison.baseline), *named]:
+        require(path, name in comparison.models, key, name, one_of)
     datasets = set()
-    for model, seeds in found.models.items():
-        config = found.config(model)
+    for model, seeds in comparison.models.items():
+        config = comparison.config(model)
         datasets.add(config.dataset)
         require(path, set(seeds) <= set(config.seeds), f"models.{model}", list(seeds), f"seeds of {config.seeds}")
     require(path, len(datasets) == 1, "models", ", ".join(sorted(datasets)), "models of one dataset")
-    return found
+    return comparison
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Run:
         if self.key == "perplexity" or dataset.target is None:
             return None
         lower = lowercases(dataset, dataset.target)
-        found = measures(self.record["config"]["score"], dataset.target, lowercase=lower)
-        return MetricOfCounts(found[self.key].metric)
+        metrics = measures(self.record["config"]["score"], dataset.target, lowercase=lower)
+        return MetricOfCounts(metrics[self.key].metric)
 
     def lines(self) -> list[list[str]]:
         """Of each seed the counts of each line of the test set; a record from before there were any has none."""
@@ -124,13 +124,13 @@ def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
 
     None if there is none of these settings.
     """
-    found: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for work in works:
         path = work / config.dataset / config.name / "record.json"
         record = read_record(path) if path.exists() else None
         if record and record["config"] == config.merged():
-            found = {**record, **found, "seeds": {**record["seeds"], **found.get("seeds", {})}}
-    return Run(name, found | summarise(config.metric, found["seeds"])) if found else None
+            joined = {**record, **joined, "seeds": {**record["seeds"], **joined.get("seeds", {})}}
+    return Run(name, joined | summarise(config.metric, joined["seeds"])) if joined else None
 
 
 def read_folders(folders: Sequence[Path]) -> dict[str, Path]:

@@ -197,6 +197,7 @@ def build_run(
         chosen = read_stamp(root / baseline.name / "selection") if baseline else None
         inputs = {"speed": config.speed, "baseline": chosen.id if chosen else None}
         speed = ["-m", "scripts.speed", *config.arguments, *where, "--data", str(root / "binarised")]
+        speed += ["--prepared", str(root / "prepared")]
         stages.append(Stage("speed", model / "speed", inputs, [[*speed, "--out", str(model / "speed")]], ("select",)))
     return Run({stage.key: stage for stage in stages}, config, root, model)
 

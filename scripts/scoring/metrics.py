@@ -13,6 +13,7 @@ from sacrebleu.metrics.ter import TER
 
 from data_prep.common.errors import UserError
 from data_prep.dataset import load_dataset
+from data_prep.text.characters import lowercase as to_lower
 from data_prep.text.languages import CHINESE, JAPANESE, KOREAN, UNSPACED, scripts_of
 from scripts.config import Config
 from scripts.scoring.detokenise import detokeniser, escapes
@@ -24,10 +25,10 @@ from scripts.scoring.selection import goodness
 _FACTS = ("precisions", "bp", "sys_len", "ref_len", "precision", "recall")
 
 _TOKENISERS = {
+    **dict.fromkeys(UNSPACED, "char"),
     **dict.fromkeys(CHINESE, "zh"),
     **dict.fromkeys(JAPANESE, "ja-mecab"),
     **dict.fromkeys(KOREAN, "ko-mecab"),
-    **dict.fromkeys(UNSPACED, "char"),
 }
 
 _COMPOUND = re.compile(rb"([^ \t\n\r\f\v])-([^ \t\n\r\f\v])")
@@ -66,7 +67,7 @@ def split_compounds(lines: Sequence[str]) -> list[str]:
 
 
 def tokeniser(language: str) -> str:
-    """The name of sacreBLEU's tokeniser for a language; characters where words are not parted and it has none."""
+    """Return sacreBLEU's tokeniser for a language: characters in a script without spaces that it has none for."""
     return next((_TOKENISERS[script] for script in scripts_of(language) if script in _TOKENISERS), "13a")
 
 
@@ -77,11 +78,13 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
         score: the section.
         language: of the hypotheses; Chinese, Japanese and Korean have tokenisers of their own, and so has ROUGE of all
             but English.
-        lowercase: the hypotheses are lower-cased and the untouched references are not.
+        lowercase: the hypotheses are of text that the step ``lowercase`` made, and the untouched references are not.
+            Both sides go through the step then: Python's lower case, which sacreBLEU's metrics apply themselves, has
+            two forms of a Greek sigma, by the letters and spaces around it.
     """
 
     def text(side: Side) -> Sequence[str] | None:
-        return side.text
+        return [*map(to_lower, side.text)] if lowercase and side.text is not None else side.text
 
     if score.get("metric") == "rouge":
         return {key: Measure(Rouge(key, language), text) for key in KEYS["rouge"]}

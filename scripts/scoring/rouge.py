@@ -13,13 +13,11 @@ from typing import Any
 import regex
 from sacrebleu.metrics.base import Metric, Score, Signature
 
+from data_prep.text.characters import unspaced_letters
 from data_prep.text.languages import rules_of
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
-# scripts that put no blanks between words: a character is a word, with the marks above and below it
-_UNPARTED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"
-_WORD = regex.compile(rf"(?V1)[[\p{{L}}\p{{N}}]&&[{_UNPARTED}]]\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNPARTED}]]+")
 TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our names and rouge-score's
 
 
@@ -80,9 +78,15 @@ def sentence_a_line(summary: str) -> str:
 class Words:
     """A tokeniser for rouge-score that knows the letters of every script."""
 
+    def __init__(self) -> None:
+        unspaced = unspaced_letters()  # a character is a word, with the marks above and below it
+        self._word = regex.compile(
+            rf"(?V1)[[\p{{L}}\p{{N}}]&&[{unspaced}]]\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--[{unspaced}]]+"
+        )
+
     def tokenize(self, text: str) -> list[str]:
         """Return the words of ``text`` in lower case."""
-        return _WORD.findall(unicodedata.normalize("NFC", text).lower())
+        return self._word.findall(unicodedata.normalize("NFC", text).lower())
 
 
 @lru_cache(maxsize=1 << 17)  # the same hypotheses come again for each of three scores, and while a search is tuned

@@ -37,16 +37,20 @@ class MetricOfCounts:
         return self._compute_score_from_stats(self._extract_corpus_statistics(lines).sum(axis=0))
 
 
-def standard_error(metric: MetricOfCounts, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> float:
-    """Return the deviation of the difference of two systems over resamples of the test set, by paired bootstrap.
+def standard_error(
+    metric: MetricOfCounts, ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]] | None = None
+) -> float:
+    """Return the deviation of a system's score over resamples of the test set; with ``theirs``, that of the difference
+    of two systems, by paired bootstrap.
 
     Each system has the counted lines of one or more seeds. A sentence that is drawn brings those of all seeds, whose
     errors are alike.
     """
     drawn = np.random.default_rng(SEED).choice(len(ours[0]), size=(SAMPLES, len(ours[0])))
     times = np.array([np.bincount(some, minlength=len(some)) for some in drawn], dtype=float)
-    scores = []
-    for side in (ours, theirs):
-        of_sentences = np.sum([metric._extract_corpus_statistics(lines) for lines in side], axis=0)
-        scores.append([metric._compute_score_from_stats(each).score for each in times @ of_sentences])
-    return float(np.std(np.diff(scores, axis=0), ddof=1))
+
+    def scores(lines_of_seeds: Sequence[Sequence[str]]) -> np.ndarray:
+        of_sentences = np.sum([metric._extract_corpus_statistics(lines) for lines in lines_of_seeds], axis=0)
+        return np.array([metric._compute_score_from_stats(sums).score for sums in times @ of_sentences])
+
+    return float(np.std(scores(ours) - (0.0 if theirs is None else scores(theirs)), ddof=1))

@@ -1,14 +1,15 @@
 """A table of the paper beside what was measured here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep.common.terminal import aligned
 from scripts.config import load_config
+from scripts.tables import cells
 from scripts.tables.published import CONFIGS, Column, Figure, Row, Table
-from scripts.tables.records import EMPTY, diverged_after, lookup, read_record, signatures
+from scripts.tables.records import diverged_after, lookup, read_record, signatures
 
 DIVERGED = "diverges"
 RATIOS_OF = "speed.sentences_per_second.mean"
@@ -49,8 +50,9 @@ class Cell:
         """The paper's speed and ours over that of the baseline."""
         if self.column.value != RATIOS_OF:
             return None, None
-        one, two = self.published, self.compared.figures.get(self.column.key) if self.compared else None
-        paper = one.value / two.value if one and one.value is not None and two and two.value else None
+        ours_in_paper = self.published.value if self.published else None
+        baseline = self.compared.figures.get(self.column.key) if self.compared else None
+        paper = ours_in_paper / baseline.value if ours_in_paper is not None and baseline and baseline.value else None
         ours = 1.0 if self.row is self.compared else lookup(self.record, "speed.ratio")
         return paper, None if lookup(self.record, RATIOS_OF) is None else ours
 
@@ -75,7 +77,7 @@ class Measured:
                 self.records[str(run)] = record = read_record(path)
                 if record["config"] | {"precision": None} != config.merged() | {"precision": None}:
                     self.outdated.append(str(run))
-        speeds = (lookup(each, "speed.baseline.model") for each in self.records.values())
+        speeds = (lookup(record, "speed.baseline.model") for record in self.records.values())
         self.baseline: str | None = next(filter(None, speeds), None)
         """The model whose speed those of the runs were compared with."""
         compared = next((row for row in table.rows if self.baseline and row.config == self.baseline), None)
@@ -90,47 +92,44 @@ class Measured:
         run = self._run(row, column)
         return Cell(column, row.figures.get(column.key), run, self.records.get(run or ""), row, compared)
 
-    def grid(self) -> list[list[str]]:
-        """Header and rows: under each heading the paper's figure and ours, and ratios where there is a baseline."""
-        header, notes = ["Model"], self._notes()
-        for column in self.table.columns:
-            header += [f"{column.heading}: paper", "ours"]
-            header += ["ratio: paper", "ours"] if column.value == RATIOS_OF else []
-        lines = [header]
-        for row, cells in zip(self.table.rows, self.cells, strict=True):
-            texts = [row.name + (f" [{notes.index(row.note) + 1}]" if row.note else "")]
-            for cell in cells:
-                digits, (done, wanted) = cell.column.digits, cell.seeds
-                unit, more = "M" if cell.column.value == "parameters" else "", max(digits, min(digits + 1, 2))
-                ours = _text(cell.ours, more, unit)
-                if cell.run and not cell.ours:
-                    ours = "not run" if cell.record is None else "not yet"
-                elif cell.ours and cell.column.value.startswith("summary.") and done < wanted:
-                    ours += f" ({done} of {wanted} seeds)"
-                texts += [_text(cell.published, digits, unit), ours]
-                if cell.column.value == RATIOS_OF:
-                    texts += [EMPTY if ratio is None else f"{ratio:.2f}" for ratio in cell.ratio]
-            lines.append(texts)
-        return lines
+    def columns(self) -> list[cells.Column]:
+        """Under each heading the paper's figure and ours, and their ratios to the baseline where it has a speed."""
+        notes, columns = self._notes(), list[cells.Column]()
+
+        def add(heading: str, name: str, content: Sequence[cells.Cell], group: str = "") -> None:
+            columns.append(cells.Column(heading, name, content, group))
+
+        names = [row.name + (f" [{notes.index(row.note) + 1}]" if row.note else "") for row in self.table.rows]
+        add("Model", "model", names)
+        for column, measured in zip(self.table.columns, zip(*self.cells, strict=True), strict=True):
+            key = f"{column.key}_millions" if column.value == "parameters" else column.key
+            published = [_number(cell.published, column, column.digits) for cell in measured]
+            add("paper", f"{key}_paper", published, column.heading)
+            add("ours", f"{key}_ours", [_ours(cell) for cell in measured], column.heading)
+            for place, whose in enumerate(("paper", "ours") if column.value == RATIOS_OF else ()):
+                ratios = [cell.ratio[place] for cell in measured]
+                numbers = [None if ratio is None else cells.Number(ratio) for ratio in ratios]
+                add(whose, f"{key}_ratio_{whose}", numbers, "ratio")
+        return columns
 
     def remarks(self, options: str) -> list[str]:
         """The notes of table and rows, the model that speeds are compared with, how much has been run, the commands of
         what is missing, with ``options`` beside the configuration, and the signatures of what is there.
         """
-        found = [self.table.note] if self.table.note else []
-        found += [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
+        remarks = [self.table.note] if self.table.note else []
+        remarks += [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
         if self.baseline and any(column.value == RATIOS_OF for column in self.table.columns):
             of, how = f"Ratios are to the speed of {self.baseline}", "in the same run, on the same machine"
-            found.append(f"{of}; ours to its speed {how}.")
-        wanted = [cell for cells in self.cells for cell in cells if cell.run is not None]
-        missing = [cell.run for cell in wanted if cell.ours is None]
-        of_all = f"{len(wanted)} figures that are trained here are measured."
-        found.append(f"{len(wanted) - len(missing)} of the {of_all} The others:" if missing else f"All {of_all}")
-        found += [f"python -m scripts.reproduce configs/{run}.yaml{options}" for run in dict.fromkeys(missing)]
-        found += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in self.outdated]
+            remarks.append(f"{of}; ours to its speed {how}.")
+        trained = [cell for row in self.cells for cell in row if cell.run is not None]
+        missing = [cell.run for cell in trained if cell.ours is None]
+        of_all = f"{len(trained)} figures that are trained here are measured."
+        remarks.append(f"{len(trained) - len(missing)} of the {of_all} The others:" if missing else f"All {of_all}")
+        remarks += [f"python -m scripts.reproduce configs/{run}.yaml{options}" for run in dict.fromkeys(missing)]
+        remarks += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in self.outdated]
         for record in self.records.values():
-            found += ["", *signatures(record)]
-        return found
+            remarks += ["", *signatures(record)]
+        return remarks
 
     def _notes(self) -> list[str]:
         return [row.note for row in self.table.rows if row.note]
@@ -138,10 +137,23 @@ class Measured:
     def as_text(self, options: str) -> str:
         """The table for a terminal, with the remarks below it."""
         title = f"Table {self.table.number}: {self.table.title}"
-        return "\n".join([title, "", *aligned(self.grid(), left=1, rule=True), "", *self.remarks(options)])
+        return "\n".join(
+            [title, "", *aligned(cells.as_grid(self.columns()), left=1, rule=True), "", *self.remarks(options)]
+        )
 
 
-def _text(figure: Figure | None, digits: int, unit: str) -> str:
+def _number(figure: Figure | None, column: Column, digits: int, note: str = "") -> cells.Cell:
     if figure is None or figure.value is None:
-        return EMPTY if figure is None else str(figure.word)
-    return f"{figure.value:.{digits}f}{unit}" + ("" if figure.std is None else f" ± {figure.std:.{digits}f}")
+        words = [figure.word or "", f"({note})" if note else ""] if figure else []
+        return cells.Absent(" ".join(filter(None, words))) if words else None
+    unit = "M" if column.value == "parameters" else ""
+    return cells.Number(figure.value, f".{digits}f", std=figure.std, unit=unit, note=note)
+
+
+def _ours(cell: Cell) -> cells.Cell:
+    """Our figure, with one digit more than the paper's and at least two; or in words why there is none."""
+    (scored, planned), digits = cell.seeds, cell.column.digits
+    if cell.run and not cell.ours:
+        return cells.Absent("not run" if cell.record is None else "not yet")
+    note = f"{scored} of {planned} seeds" if cell.column.value.startswith("summary.") and scored < planned else ""
+    return _number(cell.ours, cell.column, max(digits, min(digits + 1, 2)), note)

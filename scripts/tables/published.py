@@ -61,13 +61,13 @@ class Table:
 
     def configs(self) -> dict[Path, Row]:
         """Every configuration of the table, once, with the row it belongs to; by dataset, then row."""
-        found: dict[Path, Row] = {}
+        rows_of_configs: dict[Path, Row] = {}
         for column in self.columns:
             for row in self.rows:
                 path = self.config(row, column)
                 if path is not None:
-                    found.setdefault(path, row)
-        return found
+                    rows_of_configs.setdefault(path, row)
+        return rows_of_configs
 
 
 def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
@@ -81,18 +81,18 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
         place = f"{path}: table {number}"
         require_known(place, content, ("title", "note", "columns", "rows"))
         columns, rows = list[Column](), []
-        for key, given in content["columns"].items():
-            columns.append(build(Column, given, file=f"{place}, column {key}", given={"key": key}))
-        for given in content["rows"]:
-            require_known(f"{place}, row {given.get('name')}", given, ("name", "config", "note", *content["columns"]))
-            figures = {key: _figure(given[key]) for key in content["columns"] if key in given}
-            rows.append(Row(given["name"], figures, given.get("config"), given.get("note")))
+        for key, settings in content["columns"].items():
+            columns.append(build(Column, settings, file=f"{place}, column {key}", given={"key": key}))
+        for row in content["rows"]:
+            require_known(f"{place}, row {row.get('name')}", row, ("name", "config", "note", *content["columns"]))
+            figures = {key: _figure(row[key]) for key in content["columns"] if key in row}
+            rows.append(Row(row["name"], figures, row.get("config"), row.get("note")))
         tables[number] = Table(number, content["title"], columns, rows, content.get("note"))
     return tables
 
 
-def _figure(given: Any) -> Figure:
-    if isinstance(given, str):
-        return Figure(None, word=given)
-    value, std = given if isinstance(given, list) else (given, None)
+def _figure(content: Any) -> Figure:
+    if isinstance(content, str):
+        return Figure(None, word=content)
+    value, std = content if isinstance(content, list) else (content, None)
     return Figure(float(value), None if std is None else float(std))

@@ -8,8 +8,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import aligned
 from scripts.scoring.score_names import FAMILY, KEYS, NAMES
+from scripts.tables.cells import Column, Number, Table, as_grid, over_seeds
 
-EMPTY = "-"
 _NEEDED = {"model", "dataset", "config", "parameters", "seeds", "summary"}
 
 
@@ -40,49 +40,77 @@ def metric(record: Mapping[str, Any]) -> str:
     return FAMILY[lookup(record, "config.score.metric") or "bleu"]
 
 
-def spread(values: Mapping[str, Any] | None, form: str = ".2f") -> str:
-    """Mean and standard deviation; the figure alone where there is one; a dash where there is none."""
-    if not values or values.get("mean") is None:
-        return EMPTY
-    text = format(values["mean"], form)
-    several = values.get("n") != 1 and values.get("std") is not None
-    return f"{text} ± {values['std']:{form}}" if several else text
-
-
-def tested(values: Mapping[str, Any] | None) -> str:
-    """The best seed's figure, and in brackets mean and deviation over the seeds where there are several."""
+def tested(values: Mapping[str, Any] | None) -> Number | None:
+    """The best seed's score, with mean and deviation over the seeds where there are several."""
     if not values or values.get("best") is None:
-        return EMPTY
-    return f"{values['best']:.2f}" + (f" ({spread(values)})" if values.get("n") != 1 else "")
+        return None
+    seeds = over_seeds(values)
+    return (
+        Number(values["best"])
+        if values.get("n") == 1 or not seeds
+        else Number(values["best"], mean=seeds.value, std=seeds.std)
+    )
 
 
-def number(record: Mapping[str, Any] | None, path: str, form: str) -> str:
-    """Return the figure at a dotted path; a dash where there is none."""
+def number(record: Mapping[str, Any] | None, path: str, form: str, scale: float = 1.0) -> Number | None:
+    """Return what stands at a dotted path, divided by ``scale``; None where there is nothing."""
     value = lookup(record, path)
-    return EMPTY if value is None else format(value, form)
+    return None if value is None else Number(value / scale if scale != 1.0 else value, form)
 
 
-def grid(records: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Header and rows of records of one metric: those of its scores that any of them has."""
+def table(records: Sequence[Mapping[str, Any]], *, costs: bool) -> list[Column]:
+    """Columns of records of one metric: those of its scores that any of them has.
+
+    ``costs``: add the time of the training, and its speed.
+    """
     kind = metric(records[0])
     keys = KEYS[kind]
     shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
-    timed = any(record.get("speed") for record in records)
     chosen = lookup(records[0], "config.score.metric")
     chosen = chosen if chosen in NAMES else keys[0]  # of ROUGE the first
-    lines = []
-    for record in records:
-        line = {"model": record["model"], "data": record["dataset"], "parameters": number(record, "parameters", ",d")}
-        line["seeds"] = str(len(record["seeds"]))
-        line[f"valid {NAMES[chosen]}"] = spread(lookup(record, f"summary.valid.{chosen}"))
-        line |= {NAMES[key]: tested(lookup(record, f"summary.test.{key}")) for key in shown}
-        if kind != "perplexity":
-            line["sentences/s"] = number(best_seed(record), "generation.sentences_per_second", ".1f")
-        if timed:
-            line["speed, sentences/s"] = spread(lookup(record, "speed.sentences_per_second"), ".1f")
-            line["x baseline"] = number(record, "speed.ratio", ".2f")
-        lines.append(line)
-    return [list(lines[0]), *(list(line.values()) for line in lines)]
+    bests = [best_seed(record) for record in records]
+
+    def scores(subset: str, key: str) -> list[Any]:
+        return [lookup(record, f"summary.{subset}.{key}") for record in records]
+
+    columns = [
+        Column("model", "model", [record["model"] for record in records]),
+        Column("data", "data", [record["dataset"] for record in records]),
+        Column("parameters", "parameters", [number(record, "parameters", ",d") for record in records]),
+        Column("seeds", "seeds", [Number(len(record["seeds"]), "d") for record in records]),
+        Column(f"valid {NAMES[chosen]}", f"valid_{chosen}", [over_seeds(values) for values in scores("valid", chosen)]),
+        *(Column(NAMES[key], key, [tested(values) for values in scores("test", key)]) for key in shown),
+    ]
+    if kind != "perplexity":
+        speeds = [number(best, "generation.sentences_per_second", ".1f") for best in bests]
+        columns.append(Column("sentences/s", "test_sentences_per_second", speeds))
+    if any(record.get("speed") for record in records):
+        speeds = [over_seeds(lookup(record, "speed.sentences_per_second"), ".1f") for record in records]
+        columns.append(Column("speed, sentences/s", "sentences_per_second", speeds))
+        columns.append(
+            Column("x baseline", "speed_ratio", [number(record, "speed.ratio", ".2f") for record in records])
+        )
+    return [*columns, *training_costs(bests)] if costs else columns
+
+
+def training_costs(seeds: Sequence[Mapping[str, Any] | None]) -> list[Column]:
+    """The time of trainings, and how fast they were."""
+    return [
+        Column(
+            "training, minutes", "training_minutes", [number(seed, "training.seconds", ".1f", 60) for seed in seeds]
+        ),
+        Column(
+            "training, tokens/s",
+            "training_tokens_per_second",
+            [number(seed, "training.tokens_per_second", ",.0f") for seed in seeds],
+        ),
+    ]
+
+
+def by_metric(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """The records in groups of one metric: scores of different metrics do not stand under one another."""
+    groups = ([record for record in records if metric(record) == kind] for kind in KEYS)
+    return [group for group in groups if group]
 
 
 def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -105,19 +133,23 @@ def signatures(record: Mapping[str, Any]) -> list[str]:
     if settings := lookup(record, "speed.settings"):
         parts = [f"{name}:{value}" for name, value in settings.items() if value is not None]
         parts += [] if lookup(record, "speed.trained") else ["random weights"]
-        if other := lookup(record, "speed.baseline"):
-            parts.append(f"baseline:{other['model']}")
+        if baseline := lookup(record, "speed.baseline"):
+            parts.append(f"baseline:{baseline['model']}")
         lines.append("  speed " + "|".join(parts))
     return lines
 
 
 def as_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """The whole table as aligned text; scores of different metrics do not stand under one another."""
+    """The rows of all records as aligned text, and below them the signatures of their scores."""
     blocks: list[str] = []
-    for kind in KEYS:
-        if some := [record for record in records if metric(record) == kind]:
-            blocks += [*aligned(grid(some), left=2, rule=True), ""]
+    for group in by_metric(records):
+        blocks += [*aligned(as_grid(table(group, costs=False)), left=2, rule=True), ""]
     if any(len(record["seeds"]) > 1 for record in records):
         note = "Scores on test: the seed that was best on validation (mean ± standard deviation over the seeds)."
         blocks += [note, ""]
     return "\n".join([*blocks, *(line for record in records for line in signatures(record))])
+
+
+def as_tables(records: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """The rows of all records, a table for each metric, to be written to files."""
+    return [table(group, costs=True) for group in by_metric(records)]

@@ -9,15 +9,18 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import lightconv
-from fairseq_cli import train
+from fairseq_cli import interactive, train
 from subword_nmt.learn_bpe import get_vocabulary
 
+from data_prep.sources.supplied import SuppliedText
 from data_prep.text import bpe, sentencepiece
+from data_prep.text.clean import normalise_space
 from lightconv_plugin import convert
 from lightconv_plugin.compat.safetensors import read_safetensors, write_safetensors
 from lightconv_plugin.models.encoder_decoder import LightConvModel
 from lightconv_plugin.models.language_model import LightConvLanguageModel
 from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, CodesError, steps_before, units_of
+from scripts import translate
 from tests.compat.conftest import write_corpus
 from tests.convert import common
 
@@ -92,11 +95,48 @@ def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut,
         place.unlink()
 
 
+SPACES = "\xa0\u202f\u3000\t\u2028\x85\x0c\0"
+CLEANED = {  # text as it may be written, and as preparation leaves it
+    **{f"{TEXTS[1].replace(' ', space)}": TEXTS[1] for space in SPACES},
+    **{f" {TEXTS[4]}{space}": TEXTS[4] for space in SPACES},
+    **{f"ไทย{space}ไทย": "ไทย ไทย" for space in SPACES},
+    **{f"\ufeff{text}\u200b": text for text in TEXTS},
+    **dict.fromkeys(("ไทย\u200bสยาม", "ไทย\ufeff\u200bสยาม"), "ไทยสยาม"),
+    "Typing\u200b,": "Typing ,",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")
+def test_text_is_cleaned_as_in_preparation_on_every_way_into_a_model(cut, tmp_path, monkeypatch, capsys):
+    """from_pretrained, fairseq-interactive, scripts.translate; and a file of one's own on its way to training."""
+    units, folder, codes, step = cut
+    option = {"bpe": units, OPTION[units]: str(codes)}
+    (file := tmp_path / "text").write_text("".join(f"{line}\n" for line in CLEANED), encoding="utf-8", newline="\n")
+    lines = list(CLEANED.values())
+    assert [normalise_space(line.decode()) for line in SuppliedText(file)] == lines
+    assert [normalise_space(translate.read_text(line.encode(), 1)) for line in CLEANED] == lines
+
+    hub = LightConvModel.from_pretrained(str(folder), "model.pt", ".", **option)
+    expected = [hub.string(hub.binarize(step(line))) for line in lines]
+    assert [hub.string(hub.encode(line)) for line in CLEANED] == expected
+
+    flags = ["-s", "zh", "-t", "en", "--task", "pla_translation", "--path", str(folder / "model.pt"), "--cpu"]
+    flags += [f"--{name.replace('_', '-')}={value}" for name, value in option.items()]
+    flags += ["--buffer-size=99", "--batch-size=99", "--max-len-b=2", "--input", str(file)]
+    monkeypatch.setattr("sys.argv", ["fairseq-interactive", str(folder), *flags])
+    interactive.cli_main()
+    printed = [line.split("\t")[1] for line in capsys.readouterr().out.split("\n") if line.startswith("S-")]
+    assert printed == expected
+
+
 @pytest.mark.parametrize(
     ("words", "units", "steps"),
     [
         (["Th@@", "is", "&apos;s"], SUBWORD_NMT, ["tokenised by Moses"]),
         (["中@@", "国", "的"], SUBWORD_NMT, ["parted into words by blanks"]),
+        (["བོད་@@", "ཡིག་", "the"], SUBWORD_NMT, ["parted into words by blanks"]),
+        (["ｶﾅ@@", "ｶﾀ", "the"], SUBWORD_NMT, ["parted into words by blanks"]),
+        (["한국@@", "어", "the"], SUBWORD_NMT, []),
         (["\u2581this", "国"], SENTENCEPIECE, []),
         (["@@", "\u2581", *(f"Word{n}" for n in range(100))], None, []),
         ([f"\u00e4{n}" for n in range(600)], None, ["lower-cased"]),

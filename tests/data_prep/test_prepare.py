@@ -96,6 +96,24 @@ def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
 
 
 @pytest.mark.parametrize("sides", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lines_held_out_that_stand_in_train_are_counted_and_said(tmp_path: Path, sides: int, workers: int, capsys):
+    """Whatever their case and spaces; in another row, too. Nothing is dropped."""
+    valid: list[Row] = [("A  b", "C d"), ("a b", "x"), ("new", "c d"), ("", ""), ("a b", "c D")]
+    rows: dict[str, list[Row]] = {
+        "train": [*drawn(150), ("", ""), ("a B", "c d ")],
+        "valid": valid,
+        "test": [("x", "y")],
+    }
+    out = made(tmp_path, rows, sides=sides, workers=workers)
+    assert rows_of(out, sides=sides) == {split: [row[:sides] for row in part] for split, part in rows.items()}
+    counts = {"en": 3, "de": 3, "pairs": 2} if sides == 2 else {"en": 3}
+    assert counts_of(out)["source"] == {"lines that stand in train, too": {"valid": counts}}
+    said = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
+    assert f"note: valid has 5 lines; of these stand in train, too: {said}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sides", [1, 2])
 def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
     rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # whose sides are no one line
     out = made(tmp_path, rows, "normalise_space", "deduplicate", sides=sides)

@@ -156,7 +156,7 @@ LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 def test_what_is_read_is_utf8_and_complete_whatever_the_users_own_settings(tmp_path, monkeypatch):
     """Bytes that are no text come as such."""
-    for name, value in (LOCALE | {"LOGLEVEL": "ERROR"}).items():
+    for name, value in (LOCALE | {"LOGLEVEL": "ERROR", "PYTHONIOENCODING": "latin-1"}).items():
         monkeypatch.setenv(name, value)
     code = "import os; print('naïve 誰', os.environ['LOGLEVEL'], flush=True); os.write(1, b'a\\xff')"
     lines: list[str] = []
@@ -182,6 +182,7 @@ def test_the_current_folder_shadows_nothing(tmp_path):
         ("print('x' * 100_000)", "> /dev/full", {}, (1, b"", b"error: No space left on device\n")),
         ("print('x', flush=True); print('y' * 1_000_000)", "| head -n 1", {}, (0, b"x\n", b"error: Broken pipe\n")),
         ("print('±'); print('…', file=sys.stderr)", "1", LOCALE, (0, b"\\xb1\n", b"\\u2026\n")),
+        ("print('± …')", "1", {"PYTHONIOENCODING": "latin-1"}, (0, b"\xb1 \\u2026\n", b"")),
         ("print(sys.argv[1])", "$'a\\xff'", {}, (0, b"a\\udcff\n", b"")),
     ],
 )

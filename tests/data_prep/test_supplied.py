@@ -1,6 +1,7 @@
 """The user's own text: it is read, or refused by name with the way to convert it; what is changed is counted."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from data_prep.common.errors import UserError
 from data_prep.download import download
 from data_prep.sources.supplied import _LONGEST, SuppliedText
 from data_prep.text import bpe, sentencepiece
+from scripts import own_text
 from tests.data_prep.corpora import PACK, packed
 from tests.data_prep.samples import own_dataset
 
@@ -20,10 +22,12 @@ PACKED = [packed("a.zip", {"a.txt": b"x"}), packed("a.tar", {"a": b""}), b"%PDF-
 PACKED += [b"\x28\xb5\x2f\xfd\0\0", *(compress(GOOD) for compress in PACK.values())]
 PAGE = b"\n<!DOCTYPE html>\n<title>Not found</title>\n"
 TEXT = "The first line.\nAnother one.\nAnd the last.\n"
-MARK, RETURNS, CONTROL = (
+MARK, RETURNS, CONTROL, WIDTHLESS, DROPPED = (
     "byte order marks dropped",
     "lines that ended by CR LF",
     "lines with control characters, now spaces",
+    "lines with zero width spaces, now spaces",
+    "lines with zero width spaces in a script without spaces, dropped",
 )
 
 
@@ -41,8 +45,12 @@ def read(path: Path, data: bytes) -> tuple[list[bytes], dict[str, int]]:
         (b"one\ntwo", [b"one", b"two"], {}),
         (b"one\ta\nb\rc\n", [b"one\ta", b"b c"], {CONTROL: 1}),
         (b"a\nb\0c\0d\n", [b"a", b"b c d"], {CONTROL: 1}),
-        ("a\nb\u200bc\n".encode(), [b"a", b"b c"], {CONTROL: 1}),
-        ("a\n\ufeffb\n".encode(), [b"a", b" b"], {CONTROL: 1}),
+        ("a\nb\u200bc\n".encode(), [b"a", b"b c"], {WIDTHLESS: 1}),
+        ("a\n\ufeffb\n".encode(), [b"a", b" b"], {WIDTHLESS: 1}),
+        ("\ufeffសួស្តី\u200bពិភពលោក\n".encode(), ["សួស្តីពិភពលោក".encode()], {MARK: 1, DROPPED: 1}),
+        ("โปรแกรม\u200b\ufeff\u200b GNOME\u200bนี้\n".encode(), ["โปรแกรม GNOMEนี้".encode()], {DROPPED: 1}),
+        ("မြန်မာ\u200bစာ a\u200bb\0\n".encode(), ["မြန်မာစာ a b ".encode()], {DROPPED: 1, WIDTHLESS: 1, CONTROL: 1}),
+        ("བོད་\u200bཡིག\nｶﾅ\u200bカナ\u200b漢字\n".encode(), ["བོད་ཡིག".encode(), "ｶﾅカナ漢字".encode()], {DROPPED: 2}),
         ("a\u2028b\x85c\n".encode(), [b"a b c"], {CONTROL: 1}),
         ("\u200dक्\u200dष \u200e\u00ad\n".encode(), ["\u200dक्\u200dष \u200e\u00ad".encode()], {}),
         (b"a\n\n \n", [b"a", b"", b" "], {}),
@@ -96,10 +104,36 @@ def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda path: path.symlink_to("train.en"),
+            r"train.en and .*/train.de are one file; give a file for each language",
+        ),
+        (lambda path: path.hardlink_to(path.with_name("train.en")), "are one file"),
+        (os.mkfifo, r"/train.de is a pipe or a device, which can be read only once, .*; write it to a file"),
+        (Path.mkdir, r"/train.de is a folder; give the text file of one language"),
+        (lambda path: path.symlink_to("nowhere"), r"there is no .*/train.de"),
+        (lambda path: path.symlink_to(os.devnull), "is a pipe or a device"),
+    ],
+)
+def test_what_is_no_file_of_one_language_is_refused(tmp_path, make, message):
+    """By the dataset, and before it by the command that writes one."""
+    (tmp_path / "train.en").write_bytes(GOOD)
+    make(other := tmp_path / "train.de")
+    with pytest.raises(UserError, match=message):
+        download(own_dataset(tmp_path), raw=tmp_path, out=tmp_path / "out")
+    command = ["text", "--src", str(tmp_path / "train.en"), "--tgt", str(other), "--source", "en", "--target", "de"]
+    with pytest.raises(UserError, match="cannot read" if "there is no" in message else message):
+        own_text.main(command)
+
+
+@pytest.mark.parametrize(
     ("files", "named", "message"),
     [
         ({"train.en": b"one\n"}, {}, r"train.en has 1 lines but .*train.de has 3 lines; line n of one must"),
         ({"train.en": None}, {}, r"there is no .*/train.en; give both sides"),
+        ({os.fsdecode(b"\xff.de"): GOOD}, {"train.en": "train.en", "train.de": "\udcff.de"}, r"xff.de' is not UTF-8"),
         ({"valid.en": GOOD, "valid.de": GOOD}, {}, "got train and valid but no test; give train, valid and test, or"),
         ({}, {"train.en": "nowhere"}, "there is no .*nowhere; give both sides"),
         ({}, None, r"is your own; give its folder with --raw DIR, or name its files under `text` in .*own.yaml"),

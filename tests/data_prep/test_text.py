@@ -17,12 +17,12 @@ from subword_nmt.learn_bpe import get_vocabulary, learn_bpe
 
 from data_prep.common.errors import UserError
 from data_prep.text import bpe, chinese, sentencepiece
-from data_prep.text.characters import non_printing_remover
+from data_prep.text.characters import lowercase, non_printing_remover
 from data_prep.text.chinese import script_filter, segmenter, strip_control
 from data_prep.text.clean import normalise_space, pair_filter, truncater
 from data_prep.text.languages import rules_of
 from data_prep.text.moses import clean_line, moses_filter
-from data_prep.text.readers import iwslt_tags, iwslt_xml, sgm
+from data_prep.text.readers import iwslt_tags, iwslt_xml, own_text, sgm
 from data_prep.text.split import split_of
 from data_prep.text.tokenise import tokeniser
 from scripts.scoring.detokenise import detokeniser
@@ -111,6 +111,9 @@ def test_pairs_are_dropped_and_it_is_said_why(step, source: str, target: str, re
         (tokeniser(language="de", escape=False), "geht's á", "geht ' s a ́"),
         (non_printing_remover(language="fa"), "می‌خواهم‎", "می‌خواهم "),
         (non_printing_remover(language="de"), "می‌خواهم‎", "می خواهم "),
+        (non_printing_remover(language="km"), "សួស្តី\u200bពិភពលោក a\u200bb", "សួស្តីពិភពលោក a b"),
+        (non_printing_remover(language="zh"), "网\u200b络", "网 络"),
+        (lowercase, "ΟΔΟΣ, ΣΑΣ. Α.Σ. ς", "οδοσ, σασ. α.σ. ς"),
     ],
 )
 def test_lines_are_made(step, line: str, made: str):
@@ -192,6 +195,7 @@ XML = """<doc docid="1">
         (sgm, SGM, ["one two", "three", "four five", "", "\xa0six\x85"]),
         (iwslt_xml, XML, ["It’s so.", "  x", "never closed", '<seg id="x">y']),
         (iwslt_tags, TAGS, ["<speaker>Me</speaker>", "A: B", "C", " text <b> ", ""]),
+        (own_text, "\ufeffa\r\n\ufeffb\u200bc\0\tភា\u200bសា\rx\r", ["a", " b c \tភាសា x"]),
     ],
 )
 def test_readers(reader, text: str, lines: list[str]):
@@ -271,3 +275,41 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(UserError, match="sentencepiece is not installed"):
         sentencepiece.encoder(codes="none")
+
+
+THAI = [f"{a}{b}" for a in "กขคงจฉชซฌญ" for b in ("า", "ี", "ุ", "เล", "มอ")]
+
+
+def thai(letters: int) -> str:
+    return "".join(random.Random(letters).choices(THAI, k=letters // 2))[:letters]
+
+
+@pytest.mark.parametrize(
+    ("lines", "learnt"),
+    [
+        ([thai(1398)] * 2, "า"),  # 4,194 bytes
+        ([f"a {thai(3000)} b"], "า"),
+        ([thai(20_000)], "า"),
+        (["▅▅▅ word"] * 3, "word"),
+        (["a\tword\xa0or\u3000word\u2028word"] * 9, "▁word"),
+    ],
+)
+def test_sentencepiece_learns_from_every_line(lines: list[str], learnt: str):
+    text = ["a cat sat here", *lines]
+    with pytest.raises(sentencepiece.TooManyUnits) as refusal:
+        sentencepiece.learn(iter(text), units=3000)
+    learned = sentencepiece.learn(iter(text), units=refusal.value.limit)
+    model = sentencepiece.package().SentencePieceProcessor(model_proto=learned)
+    assert any(learnt in model.id_to_piece(unit) for unit in range(len(model)))
+
+
+@given(st.text("a日😀é ▅", max_size=60), st.integers(4, 40))
+def test_pieces_are_the_line_and_end_at_spaces_where_they_can(text: str, longest: int):
+    line = normalise_space(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentencepiece, "_PIECE", sentencepiece._piece(longest))
+        pieces = list(sentencepiece.pieces_to_learn_from(line))
+    assert "".join(pieces).replace(" ", "") == line.translate({ord(each): None for each in " ▅"})
+    assert all(0 < len(piece.encode()) <= longest for piece in pieces)
+    if all(len(word.encode()) <= longest for word in line.split()):
+        assert " ".join(pieces).split() == line.replace("▅", " ").split()

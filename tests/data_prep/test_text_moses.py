@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.text.characters import UNICODE, Classes, lowercase, remove_non_printing
+from data_prep.text.characters import UNICODE, Classes, lowercase, properties, remove_non_printing
+from data_prep.text.languages import UNSPACED
 from data_prep.text.moses import VERSIONS
 from data_prep.text.punctuation import punctuation_normaliser
 from data_prep.text.tokenise import Rules, Tokeniser, tokeniser
@@ -61,9 +62,12 @@ def characters() -> list[str]:
 def test_classes_of_characters_are_those_of_perl(characters: list[str]):
     names = {"alpha": "IsAlpha", "alnum": "IsAlnum", "number": "IsN", "lower": "IsLower", "lowercase_letter": "Ll"}
     names["mark"] = "M"
-    theirs = ", ".join(rf"(/\p{{{name}}}/ ? 1 : 0)" for name in names.values())
+    unspaced = {script: rf"(?=[\p{{Alphabetic}}\p{{M}}])\p{{scx={script}}}" for script in UNSPACED}
+    patterns = [*(rf"\p{{{name}}}" for name in names.values()), *unspaced.values()]
+    theirs = ", ".join(f"(/{pattern}/ ? 1 : 0)" for pattern in patterns)
     said = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
-    classes = [re.compile(f"[{getattr(Classes(UNICODE), name)}]") for name in names]
+    ours = [getattr(Classes(UNICODE), name) for name in names]
+    classes = [re.compile(f"[{each}]") for each in (*ours, *(properties()[f"Letters_of_{each}"] for each in unspaced))]
     members = [set(each.findall("".join(characters))) for each in classes]
     assert said == ["".join("01"[character in each] for each in members) for character in characters]
     lines = [f"a{character}B" for character in characters]

@@ -25,7 +25,7 @@ PAGES = [
         "tests/README.md",
     )
 ]
-SUBCOMMANDS = ("scripts.bench", "scripts.pretrained")
+SUBCOMMANDS = ("scripts.bench", "scripts.plot", "scripts.pretrained")
 MADE = (
     *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md"),
     *("DATASET", "MODEL", "DIR", "OUT", "IN.", "OUT.", "VENV"),

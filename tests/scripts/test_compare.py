@@ -1,5 +1,6 @@
 """Comparisons: figures and settings side by side, intervals, verdicts, what is run, the page, the Snakefile."""
 
+import csv
 import json
 import math
 import re
@@ -14,21 +15,21 @@ import pytest
 from data_prep.common import CHECKOUT
 from data_prep.common.errors import UserError
 from scripts.compare import __main__ as command
-from scripts.compare.page import (
+from scripts.compare.intervals import (
     FAILED,
     HELD,
     UNDECIDED,
     Interval,
-    as_text,
-    claims,
+    SeedVariance,
     difference,
-    differences,
-    figures,
+    mean_score,
     pooled,
 )
+from scripts.compare.page import as_text, claims, differences, table
 from scripts.compare.plan import Run, read_comparison, read_folders, read_run
 from scripts.scoring.metrics import measures
 from scripts.scoring.significance import MetricOfCounts, counts, standard_error
+from scripts.tables.cells import as_grid
 from tests.scripts.run_records import record, speed, write
 
 BLEU = {"bleu": [15.0, 16.0]}
@@ -86,13 +87,15 @@ def runs_of(place: Path) -> dict[str, Run]:
 
 
 def columns(*runs: Run) -> dict[str, list[str]]:
-    return {title: list(cells) for title, *cells in zip(*figures(runs, runs[0]), strict=True)}
+    return {title: list(cells) for title, *cells in zip(*as_grid(table(runs, runs[0])), strict=True)}
 
 
 def test_scores_speed_and_parameters_side_by_side():
     dynamic = record("dynamicconv", valid=BLEU, test=BLEU, best=1, speed=speed(50.0, 1.25))
     light = record("lightconv", valid={"bleu": [14.0]}, parameters=999)
-    light["config"]["train"]["encoder-kernel-size-list"] = [3, 7]
+    light["config"]["train"] |= {"arch": "pla_lightconv_small", "encoder-kernel-size-list": [3, 5], "clip-norm": 0.1}
+    dynamic["config"]["train"] |= {"arch": "pla_dynamicconv_small", "dropout": 0.2}
+    dynamic["config"]["train"]["decoder-embed-dim"] = 128  # as wide as the encoder, which is the architecture's own
     runs = [Run("dynamicconv", dynamic), Run("lightconv", light)]
     shown = columns(*runs)
     assert shown["parameters"] == ["1,234,567", "999"]
@@ -102,9 +105,18 @@ def test_scores_speed_and_parameters_side_by_side():
     assert not any("perplexity" in title for title in shown)
     assert differences(runs) == [
         ["seeds", "1,2", "1"],
-        ["train.arch", "pla_dynamicconv", "pla_lightconv"],
-        ["train.encoder-kernel-size-list", "-", "3,7"],
+        ["train.arch", "pla_dynamicconv_small", "pla_lightconv_small"],
+        ["train.dropout", "0.2", "0.1"],  # the second is the architecture's, as are the kernels of the first
+        ["train.encoder-kernel-size-list", "3,7", "3,5"],
+        ["train.clip-norm", "0.0", "0.1"],  # fairseq's own
     ]
+    light["config"]["train"]["arch"] = "pla_attention_iwslt_de_en"
+    del light["config"]["train"]["encoder-kernel-size-list"]
+    dynamic["config"]["train"]["encoder-kernel-size-list"] = [3, 5]
+    assert ["train.encoder-kernel-size-list", "3,5", "-"] in differences(runs)  # attention has no kernels
+    dynamic["config"]["train"].pop("encoder-kernel-size-list")
+    light["config"]["train"] |= {"arch": "no_more", "dropout": 0.2, "encoder-kernel-size-list": [3, 5]}
+    assert ["train.encoder-kernel-size-list", "3,7", "3,5"] in differences(runs)  # beside one that is no longer known
     assert "do not differ" in as_text(runs[:1], runs[0])
 
 
@@ -126,9 +138,11 @@ def test_an_interval_covers_seeds_and_test_set(place):
     assert of_seeds == (pytest.approx(((good[0] - good[1]) ** 2 + (base[0] - base[1]) ** 2) / 4), 2)
     assert difference(runs["good"], runs["base"], of_seeds).value == pytest.approx(fmean(good) - fmean(base))
     for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
-        found = difference(runs["bad"], runs["base"], (400.0, freedom))
+        found = difference(runs["bad"], runs["base"], SeedVariance(400.0, freedom))
         error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
         assert found.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+        alone = mean_score(runs["bad"], SeedVariance(400.0, freedom))
+        assert (alone.value, alone.half) == (runs["bad"].scores("sacrebleu")[0], pytest.approx(times * 20, rel=0.02))
 
 
 def test_the_part_of_the_test_set_is_what_theory_says():
@@ -138,6 +152,7 @@ def test_the_part_of_the_test_set_is_what_theory_says():
     ours, theirs = (counts(metric, lines, REFERENCES) for lines in (spoilt, REFERENCES))
     expected = 100 / len(REFERENCES[0].split()) / 2 / math.sqrt(len(REFERENCES))
     assert standard_error(MetricOfCounts(metric), [ours], [theirs]) == pytest.approx(expected, rel=0.1)
+    assert standard_error(MetricOfCounts(metric), [ours]) == pytest.approx(expected, rel=0.1)  # theirs has no error
     assert standard_error(MetricOfCounts(metric), [ours], [ours]) == 0
 
 
@@ -176,10 +191,10 @@ def test_of_perplexities_less_is_better_and_another_test_set_is_refused(place):
     assert found.half == pytest.approx(4.303 * math.sqrt(2), abs=0.01)
     runs = runs_of(place)
     runs["bad"].scored["1"]["lines"] += "; 1 1"
-    with pytest.raises(UserError, match="bad and base are scored on other test sets"):
+    with pytest.raises(UserError, match="bad and base are scored on different test sets"):
         difference(runs["bad"], runs["base"], None)
     del runs["bad"].scored["1"]["lines"]
-    assert difference(runs["bad"], runs["base"], (1.0, 2)).half is None
+    assert difference(runs["bad"], runs["base"], SeedVariance(1.0, 2)).half is None
 
 
 def test_records_of_several_places_are_one_and_those_of_other_settings_do_not_count(place):
@@ -236,8 +251,15 @@ def test_what_is_missing_is_run_once(compare, place):
 
 
 def test_the_page_has_claims_and_table(compare, place):
-    out = place / "page.md"
-    compare(place / "cats.yaml", "--out", out)
+    out, page_of_numbers, latex = place / "page.md", place / "page.csv", place / "page.tex"
+    compare(place / "cats.yaml", "--out", out, "--csv", page_of_numbers, "--latex", latex)
+    rows = {row["model"]: row for row in csv.DictReader(page_of_numbers.open())}
+    ends = [float(rows["good"][f"sacrebleu_gain{part}"]) for part in ("_low", "", "_high")]
+    assert ends[0] < ends[1] < ends[2]
+    assert ends[1] == pytest.approx(float(rows["good"]["sacrebleu"]) - float(rows["base"]["sacrebleu"]))
+    assert rows["base"]["sacrebleu_gain"] == ""
+    assert re.search(r"good & \$\+\d+\.\d\d\$ \[\$\+\d", latex.read_text())
+    assert "% Good is better: held." in latex.read_text()
     page = out.read_text()
     assert page.startswith("# Cats\n")
     assert "- Good is better: held. good minus base, at least 0: +" in page

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from data_prep.common.errors import UserError
+from data_prep.text import tokenise
+from data_prep.text.characters import lowercase as to_lower
 from scripts.config import Config
 from scripts.scoring.detokenise import detokeniser, escapes, lowercases
 from scripts.scoring.metrics import Side, evaluate, measures, metric, split_compounds, tokeniser, words
@@ -113,6 +115,27 @@ def test_text_without_case_is_compared_without_case():
         assert evaluate(found, lower, written)[0]["sacrebleu"] == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.parametrize("section", [{}, {"metric": "rouge"}])
+@pytest.mark.parametrize(
+    ("language", "written"),
+    [
+        ("el", "Ο ΟΔΥΣΣΕΑΣ, ΣΤΗΝ ΟΔΟ ΤΗΣ Ε.Σ.Σ. ΤΟΥΣ ΕΙΔΕ. Ο Οδυσσέας τους είδε σήμερα."),
+        ("tr", "İSTANBUL'DA IŞIK ÇOK GÜZELDİR. Bugün hava çok güzel."),
+        ("de", "DIE STRAẞE IST GROẞ UND BREIT. Die Straße ist sehr breit."),
+        ("lt", "ĮDOMŪS ŽMONĖS VISUR. Įdomūs žmonės gyvena čia visur."),
+    ],
+)
+def test_a_perfect_hypothesis_in_lower_case_scores_100(language, written, section):
+    """It comes from tokens of the step ``lowercase``; the reference is as people write it."""
+    tokens = tokenise.tokeniser(language=language, escape=False)(written)
+    dataset = with_steps({"tokenise": {"escape": False}})
+    for hypothesis in (detokeniser(language, dataset)(to_lower(tokens)), to_lower(written)):
+        found = {key: each for key, each in measures(section, language, lowercase=True).items() if key != "bleu"}
+        scores, details = evaluate(found, Side([], [hypothesis]), Side([], [written]))
+        assert scores == {key: pytest.approx(0 if key == "ter" else 100) for key in found}
+    assert section or "case:lc" in details["sacrebleu"]["signature"]
+
+
 def test_the_dataset_says_whether_its_text_is_escaped_and_in_lower_case():
     for steps, escaped, lower in (
         (["save_raw", {"tokenise": {"escape": False}}], False, False),
@@ -158,6 +181,8 @@ SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
 def test_languages_without_blanks_have_tokenisers_of_their_own():
     names = {"de": "13a", "zh": "zh", "zh_CN": "zh", "ja": "ja-mecab", "ja_JP": "ja-mecab", "ko": "ko-mecab"}
     names |= {"th": "char", "my": "char", "kor_Hang": "ko-mecab", "jpn": "ja-mecab", "zho_Hant": "zh", "yue": "zh"}
+    names |= {"lzh": "zh", "wuu": "zh", "nan": "zh", "cmn_Hant": "zh", "bo": "char", "dz": "char", "jav_Java": "char"}
+    names |= {"xyz_Hira": "ja-mecab", "zh_test": "zh", "jv": "13a"}
     names |= {"lao_Laoo": "char", "xyz_Khmr": "char", "eng_Latn": "13a", "zh_Latn": "13a", "xyz": "13a"}
     assert {language: tokeniser(language) for language in names} == names
 

@@ -1,5 +1,6 @@
 """The runs that are timed, their order and their flags, on stand-ins for fairseq's commands."""
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,33 @@ def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(pla
     baseline = found["baseline"]
     assert (baseline["sentences_per_second"]["mean"], found["trained"], found["ratio"]) == (10, True, 0.8)
     assert found["settings"] == {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2, "fixed_length": None}
+
+
+def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
+    """Batches of at most so many lines; the first of each model is not counted; no lines, no speed."""
+    place.select("other", 1)
+    lines = ["a b c"] * 100 + [" ".join(["d"] * number) for number in (17, 33, 34)]
+    (tmp_path / "valid.en").write_text("\n".join([*lines, ""]))
+    asked, clock = list[tuple[str, list[str]]](), itertools.count()
+    monkeypatch.setattr(speed, "perf_counter", lambda: next(clock) / 2)
+
+    class Translator:
+        def __init__(self, model: Path, data: Path, languages: tuple[str, str], generate: dict) -> None:
+            assert (languages, generate["beam"], generate["lenpen"]) == (("en", "de"), 4, 0.9)
+            self.name = "model" if "model/" in str(model) else "other"
+
+        def translate(self, batch: list[str]) -> None:
+            asked.append((self.name, batch))
+
+    monkeypatch.setattr(speed, "Translator", Translator)
+    measured = place.measure(f"--prepared={tmp_path}")
+    assert [name for name, _ in asked] == ["model", "other"] * 9
+    assert [len(batch) for _, batch in asked[::6]] == [32, 1, 2]
+    assert [(point["units"], point["lines"]) for point in measured["by_length"]] == [(3, 32), (17, 1), (33.5, 2)]
+    assert measured["by_length"][0]["sentences_per_second"] == {"mean": 64, "std": 0, "n": 2}
+    assert len(measured["baseline"]["by_length"]) == 3
+    place.runs.clear()
+    assert place.measure(f"--prepared={tmp_path}", "--untrained")["by_length"] == []
 
 
 def test_random_weights_give_hypotheses_of_the_references_length(place):

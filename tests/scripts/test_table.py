@@ -1,5 +1,6 @@
 """Rows of run records, and the paper's tables beside what was measured."""
 
+import csv
 import os
 import subprocess
 
@@ -8,7 +9,9 @@ import pytest
 from data_prep.common.errors import UserError
 from data_prep.common.process import python_module
 from scripts.config import load_config
-from scripts.table import main, paper_table
+from scripts.table import main
+from scripts.tables.cells import Absent, Cell, Column, Number, write_latex
+from scripts.tables.measured import Measured
 from scripts.tables.published import CONFIGS, read_tables
 from scripts.tables.records import as_text
 from tests.scripts.run_records import record, speed, write
@@ -98,6 +101,10 @@ def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
         assert f"python -m scripts.reproduce {path} --work {tmp_path}\n" in text + "\n"
 
 
+def paper_table(table, work) -> str:
+    return Measured(table, work).as_text(f" --work {work}")
+
+
 def ablation(work):
     """Of Table 3: the baseline, DynamicConv, LightConv before its speed was measured, and one that diverged."""
     settings = {"seeds": [1, 2, 3]}
@@ -108,6 +115,57 @@ def ablation(work):
     write(work, record("lightconv_noglu", dataset, valid={"bleu_compounds": [26.25]}, config=settings))
     diverged = record("dynamicconv_nosoftmax", dataset, config=settings, parameters=None)
     write(work, diverged | {"seeds": {"1": {"training": {"diverged": 120}}}})
+
+
+def test_a_table_goes_into_files(tmp_path):
+    """CSV has a column for each part of a number; LaTeX has what is printed, and the signatures as comments."""
+    runs = [record("m_1", valid=BLEU, test=BLEU, best=2, speed=FAST), record("x"), LANGUAGE_MODEL]
+    table, page = tmp_path / "t.csv", tmp_path / "t.tex"
+    main([*(str(write(tmp_path, run)) for run in runs), "--csv", str(table), "--latex", str(page)])
+    first, second, third = csv.DictReader(table.open())
+    assert {key: first[key] for key in ("model", "bleu", "bleu_mean", "bleu_std", "sentences_per_second_std")} == {
+        **{"model": "m_1", "bleu": "16", "bleu_mean": "15.5", "bleu_std": "0.5", "sentences_per_second_std": "0.4"},
+    }
+    assert float(first["training_minutes"]) == pytest.approx(1 / 6)
+    assert (second["bleu"], second["parameters"]) == ("", "1234567")
+    assert (third["perplexity"], third["bleu"]) == ("30.5", "")
+    text = page.read_text()
+    assert r"m\_1 & toy & $1{,}234{,}567$ & $3$ & $15.50 \pm 0.50$ & $16.00$ ($15.50 \pm 0.50$) &" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\bottomrule") == 2
+    assert "% m_1: beam:5|seed:3|backend:dynamic_conv=native" in text
+
+
+def test_a_papers_table_goes_into_files(tmp_path):
+    """A word in place of a number stands in a column of its own."""
+    ablation(tmp_path)
+    table, page = tmp_path / "t.csv", tmp_path / "t.tex"
+    main(["3", "--work", str(tmp_path), "--csv", str(table), "--latex", str(page)])
+    rows = {row["model"]: row for row in csv.DictReader(table.open())}
+    row = rows["+ Dynamic weights [DynamicConv] (H=16)"]
+    assert (row["valid_bleu_paper"], row["valid_bleu_paper_std"], row["valid_bleu_ours"]) == ("26.9", "0.2", "26.5")
+    assert (row["speed_ratio_ours"], row["params_millions_paper"]) == ("1.23", "200")
+    row = rows["DynamicConv (H=16) w/o softmax-normalization"]
+    assert (row["valid_bleu_paper"], row["valid_bleu_paper_note"]) == ("", "diverges")
+    assert (row["valid_bleu_ours"], row["valid_bleu_ours_note"]) == ("", "diverges (1 of 3 seeds)")
+    lines = page.read_text().splitlines()
+    assert lines[4].startswith(r" & \multicolumn{2}{c}{Param} & \multicolumn{2}{c}{BLEU} &")
+    assert lines[5].startswith(r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}")
+    assert any(r"& $209.9$M & $26.9 \pm 0.1$ & $26.50 \pm 0.50$ &" in line for line in lines)
+
+
+def test_what_latex_would_take_for_commands_is_escaped(tmp_path):
+    cells: list[Cell] = [
+        r"50% & #1_{\a}~^$",
+        Number(-1.5, "+.1f", low=-2.0, high=-1.0, note="3_4"),
+        None,
+        Absent("a<b"),
+    ]
+    write_latex(tmp_path / "t.tex", [[Column(str(n), str(n), [cell]) for n, cell in enumerate(cells)]], [], "me")
+    row = (tmp_path / "t.tex").read_text().splitlines()[6]
+    assert row == (
+        r"50\% \& \#1\_\{\textbackslash{}a\}\textasciitilde{}\textasciicircum{}\$"
+        r" & $-1.5$ [$-2.0$, $-1.0$] (3\_4) & -- & a$<$b \\"
+    )
 
 
 def row_of(text: str, name: str) -> str:

@@ -1,0 +1,55 @@
+"""Print how often names are fillers, which do not say what a value is (``found``, ``each``), by folder and by name.
+
+usage: python -m tests.layout.names [--all]     --all: each place too
+"""
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from data_prep.common import CHECKOUT
+from tests.layout.tree import PYTHON
+
+FILLERS = frozenset(
+    "after another before done each everything found given how kept known left nothing one other others own said some "
+    "something taken that there these they this those told two wanted what which whole".split()
+)
+MOST = 0.01
+"""The largest share of fillers among all names."""
+
+
+def bindings(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each name that a file binds, with its line: of variables, parameters, attributes of self and functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr, node.lineno
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name, node.lineno
+
+
+def main(argv: list[str]) -> None:
+    totals: Counter[str] = Counter()
+    fillers: dict[str, Counter[str]] = {}
+    for path in PYTHON:
+        relative = path.relative_to(CHECKOUT)
+        folder = "/".join(relative.parts[: min(2, len(relative.parts) - 1)])
+        for name, line in bindings(path):
+            totals[folder] += 1
+            if name.strip("_") in FILLERS:
+                fillers.setdefault(folder, Counter())[name.strip("_")] += 1
+                if argv == ["--all"]:
+                    print(f"{relative}:{line}: {name}")
+    for folder, total in sorted(totals.items()):
+        count = fillers.get(folder, Counter())
+        common = ", ".join(f"{name} {number}" for name, number in count.most_common(6))
+        print(f"{folder:28}{count.total():5} of {total:6,} names  {count.total() / total:6.1%}  {common}".rstrip())
+    number = sum(count.total() for count in fillers.values())
+    print(f"{'all':28}{number:5} of {totals.total():6,} names  {number / totals.total():6.1%}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
