@@ -1,21 +1,29 @@
-"""Translate or summarise lines from standard input with a trained model: text as people write it, in and out.
+"""Translate or summarise text with a trained model: text as people write it, in and out, a sentence per line.
 
 MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts.pretrained
 filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...), the model, and
-back. Every line in gives one line out, as soon as it is there; with --batch-size N, N lines are read and answered at a
-time, which is faster. A line that is not UTF-8, or longer than the model can take, is named on standard error; an empty
-line is answered with an empty one.
+back. A line that is not UTF-8, or longer than the model can take, is named on standard error; an empty line is answered
+with an empty one.
+
+Of a file FILE, lines of like length are translated together, which is fastest, and the answers come in the order of the
+lines. With --out they are written to a file, complete or not at all; a run that was interrupted is continued by the
+same command. Without FILE, lines are read from standard input, and each is answered before the next is read;
+--batch-size N reads and answers N lines at a time. In a terminal there is a prompt, and Ctrl-D ends it.
+
+With --nbest N a line is answered with its N best translations, each as: number of the line, score, text, separated by
+tabs. The score is the mean log-probability of a token, to base 2, as fairseq-generate prints it.
 
 examples:
   echo "This package contains the documentation." | python -m scripts.translate work/debian_en_de/dynamicconv
-  python -m scripts.translate work/pretrained/dynamicconv --beam 5 --batch-size 32 < my.en > my.de
+  python -m scripts.translate work/debian_en_de/dynamicconv my.en --precision int8 --out my.de
 """
 
 import argparse
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +31,19 @@ from typing import IO, Any
 
 from data_prep.common.command import argument_parser, positive, run_command
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import digest, read_json
+from data_prep.common.outputs import atomic_file, check_writable, lock, remove, work_folder
+from data_prep.common.terminal import clock, progress
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from data_prep.steps.learn import APPLY_BPE
 from data_prep.text.clean import clean_text
+from scripts.config import SEARCH_PRECISIONS
+from scripts.fairseq_io.bulk import MAX_TOKENS, KeptAnswers, answer_all
+from scripts.fairseq_io.commands import BEAM, PRECISION
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import take_search_precision
-from scripts.fairseq_io.translator import Translator
+from scripts.fairseq_io.translator import Answer, Translator
 from scripts.pretrained import codes_file, read_published
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
@@ -95,67 +108,163 @@ def read_text(line: bytes, number: int) -> str:
     return clean_text(text).replace("\t", " ").strip()
 
 
-def answers(
-    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int
-) -> Iterator[list[str]]:
-    """The model's tokens for each line, in lists as long as the batches that were read."""
+class Asked:
+    """A trained model with the way of a line into it and out of it.
+
+    Args:
+        trained: the model.
+        arguments: of the command.
+    """
+
+    def __init__(self, trained: Trained, arguments: argparse.Namespace) -> None:
+        dataset = load_dataset(trained.dataset)
+        if dataset.target is None:
+            raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
+        self.source, self.target = dataset.source, dataset.target
+        units, codes = dataset.units, None
+        if units and not any(step.name == APPLY_BPE for step in dataset.steps):
+            codes = codes_file(self.source, *trained.codes_folders)
+        given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
+        # where no record of the run says how units are joined, the dataset's steps do
+        self.settings = {"post-process": units} | trained.generate | given
+        asked = arguments.precision or self.settings.pop(PRECISION, "fp32")
+        taken = take_search_precision(asked, trained.train, gpu=find_devices().gpu)
+        if taken.reason:
+            print(taken.reason, file=sys.stderr, flush=True)
+        self.settings[PRECISION] = taken.precision
+        self._steps = line_steps(dataset, self.source, codes)
+        self._as_written = detokeniser(self.target, dataset)
+        self._summaries = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
+        languages = (self.source, self.target)
+        self.model = Translator(
+            trained.model, trained.dictionaries, languages, self.settings, precision=taken.precision
+        )
+        self.nbest = arguments.nbest
+        beam = self.settings.get("beam", BEAM)
+        if self.nbest is not None and self.nbest > beam:
+            raise UserError(f"--nbest is {self.nbest}, and the search has {beam} hypotheses; add --beam {self.nbest}")
+
+    def prepare(self, line: bytes, number: int) -> str:
+        """Return the tokens of a line that the model takes; what is wrong with it is said on standard error."""
+        text = read_text(line, number)
+        source = self._steps(text) if text else ""
+        if (length := len(source.split())) > self.model.longest:
+            cut = f"{length} tokens, and the model takes {self.model.longest}: the rest was left out"
+            print(f"line {number}: {cut}", file=sys.stderr, flush=True)
+        return source
+
+    def answer(self, sources: Sequence[str]) -> list[list[Answer]]:
+        """Return the best hypotheses of each of some lines of tokens, in one batch; none of a line without any."""
+        found = iter(self.model.search([source for source in sources if source.strip()], self.nbest or 1))
+        return [next(found) if source.strip() else [] for source in sources]
+
+    def written(self, number: int, answers: Sequence[Answer]) -> str:
+        """Return the answers to a line as they are printed."""
+        texts = [self._written(answer.text) for answer in answers] or [""]
+        if self.nbest is None:
+            return f"{texts[0]}\n"
+        scores = [f"{answer.score:.4f}" for answer in answers] or [""]
+        return "".join(f"{number}\t{score}\t{text}\n" for score, text in zip(scores, texts, strict=True))
+
+    def _written(self, tokens: str) -> str:
+        text = self._as_written(tokens.replace(SENTENCE_SEPARATOR, " ") if self._summaries else tokens)
+        return " ".join(text.split())
+
+
+def answer_stream(lines: Iterable[bytes], out: IO[bytes], asked: Asked, batch_size: int) -> None:
+    """Answer lines as they come, ``batch_size`` at a time."""
     numbered = enumerate(lines, 1)
     while batch := list(itertools.islice(numbered, batch_size)):
-        sources = []
-        for number, line in batch:
-            text = read_text(line, number)
-            sources.append(steps(text) if text else "")
-            if (length := len(sources[-1].split())) > model.longest:
-                cut = f"{length} tokens, and the model takes {model.longest}: the rest was left out"
-                print(f"line {number}: {cut}", file=sys.stderr, flush=True)
-        asked = [source for source in sources if source.strip()]
-        found = iter(model.translate(asked) if asked else [])
-        yield [next(found) if source.strip() else "" for source in sources]
-
-
-def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
-    """Answer all lines."""
-    dataset = load_dataset(trained.dataset)
-    source, target = dataset.source, dataset.target
-    if target is None:
-        raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
-    parted, codes = dataset.units, None
-    if parted and not any(step.name == APPLY_BPE for step in dataset.steps):
-        codes = codes_file(source, *trained.codes_folders)
-    given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
-    # where no record of the run says how units are joined, the dataset's steps do
-    generate = {"post-process": parted} | trained.generate | given
-    taken = take_search_precision(arguments.precision, find_devices(), trained.train)
-    if taken.reason:
-        print(taken.reason, file=sys.stderr, flush=True)
-    as_written = detokeniser(target, dataset)
-    summaries = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
-    steps = line_steps(dataset, source, codes)
-    model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
-    if sys.stdin.isatty():
-        print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-    for batch in answers(lines, steps, model, arguments.batch_size):
-        for each in batch:
-            text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
-            out.write(" ".join(text.split()).encode() + b"\n")
+        sources = [asked.prepare(line, number) for number, line in batch]
+        for (number, _), answers in zip(batch, asked.answer(sources), strict=True):
+            out.write(asked.written(number, answers).encode())
         out.flush()
+
+
+def typed_lines(prompt: str) -> Iterator[bytes]:
+    """Yield the lines that are typed in a terminal, until Ctrl-D."""
+    while True:
+        print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            print(file=sys.stderr)
+            return
+        yield line
+
+
+def answer_file(file: Path, out: IO[bytes], asked: Asked, kept: KeptAnswers, max_tokens: int) -> None:
+    """Answer all lines of a file, with progress."""
+    with open(file, "rb") as lines:
+        total = sum(1 for _ in lines)
+    start = time.monotonic()
+    with open(file, "rb") as lines, progress(total, "lines") as report:
+        answers = answer_all(
+            lines, asked.prepare, asked.model, asked.nbest or 1, kept, max_tokens=max_tokens, report=report
+        )
+        for number, several in enumerate(answers, 1):
+            out.write(asked.written(number, several).encode())
+    seconds = time.monotonic() - start
+    print(f"{total:,} lines in {clock(seconds)}, {total / seconds:.1f} a second", file=sys.stderr, flush=True)
+
+
+def write_answers(file: Path, out: Path, trained: Trained, asked: Asked, max_tokens: int) -> None:
+    """Write the answers to a file's lines to ``out``, going on with what a killed run left beside it."""
+    check_writable(out)
+    inputs = {"file": digest([file]), "model": digest([trained.model]), "settings": asked.settings}
+    with lock(out):
+        work = work_folder(out, inputs | {"max-tokens": max_tokens, "nbest": asked.nbest})
+        kept = KeptAnswers(work / "answers.jsonl")
+        if kept.answers:
+            print(f"{len(kept.answers):,} lines are done already, in {work}", file=sys.stderr, flush=True)
+        with atomic_file(out, "wb") as f:
+            answer_file(file, f, asked, kept, max_tokens)
+        remove(work)
+
+
+def run(out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
+    """Answer what the arguments name, or standard input."""
+    if arguments.file is None and arguments.out is not None:
+        raise UserError("--out is for the answers to a FILE; without one they go to standard output")
+    if arguments.file is not None and not arguments.file.is_file():
+        raise UserError(f"there is no file {arguments.file}; expected text, a sentence per line")
+    asked = Asked(trained, arguments)
+    if arguments.file is None:
+        lines: Iterable[bytes] = sys.stdin.buffer
+        if sys.stdin.isatty():
+            print(f"{trained.model}: type a line, or Ctrl-D to end", file=sys.stderr, flush=True)
+            lines = typed_lines(f"{asked.source}> ")
+        answer_stream(lines, out, asked, arguments.batch_size)
+    elif arguments.out is None:
+        answer_file(arguments.file, out, asked, KeptAnswers(None), arguments.max_tokens)
+        out.flush()
+    else:
+        write_answers(arguments.file, arguments.out, trained, asked, arguments.max_tokens)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint")
+    add("file", type=Path, metavar="FILE", nargs="?", help="text, a sentence per line (default: standard input)")
+    add("--out", type=Path, metavar="FILE", help="write the answers there, and go on where a killed run stopped")
     add("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
     add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it")
-    add("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
+    size = f"tokens of a batch of a FILE, padding included (default: {MAX_TOKENS:,})"
+    add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=size)
+    add("--batch-size", type=positive, default=1, metavar="N", help="lines of standard input at a time (default: 1)")
     add("--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: that of the run, or 1)")
-    add("--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)")
+    add("--nbest", type=positive, metavar="N", help="print the N best translations with their scores")
+    add(
+        "--precision",
+        choices=[name for name in SEARCH_PRECISIONS if name != "fp16"],
+        help="bf16 or int8, on a CPU (default: that of the run, or fp32)",
+    )
     arguments = parser.parse_args(argv)
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer
     with redirect_stdout(sys.stderr):  # whatever libraries print is no answer
-        run(sys.stdin.buffer, answers_to, trained, arguments)
+        run(answers_to, trained, arguments)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,9 @@ COMMON_FLAGS = [
     "--param=large-unit-insns=1000000",
 ]
 
-# Variables that limit the instructions of torch's kernels and of oneDNN's limit ours in the same way: bits of the widest
-# vectors, and the best units for products in bfloat16 and of 8-bit integers (by their numbers in fused/linear.py).
+# The variables that limit the instructions of torch's kernels and of oneDNN's limit ours in the same way: bits of the
+# widest vectors, and the best units for products in bfloat16 and of 8-bit integers, by their numbers in
+# fused/linear.py.
 ATEN_LIMITS = {"default": 128, "avx2": 256}
 ONEDNN_LIMITS = {
     **dict.fromkeys(("SSE41", "AVX"), (128, 0, 0)),

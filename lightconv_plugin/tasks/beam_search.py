@@ -167,7 +167,7 @@ class BeamSearchGenerator(SequenceGenerator):
         encoders, decoders = zip(*(self._held or self._parts()), strict=True)
         encoder_outs = [encoder.forward_torchscript(net_input) for encoder in encoders]
         states: list[dict[str, Any]] = [{} for _ in models]
-        # our decoders keep what steps need of the source in the state; fairseq's are given it in the order of their rows
+        # our decoders keep what steps need of the source in the state; fairseq's are given it in their rows' order
         stateful = [decoder.stateful if hasattr(decoder, "read_source") else None for decoder in decoders]
         rules, beam, sentences = self.rules, self.beam_size, len(source)
         beams = rules.beams(sentences, max_len + 1, source.device)

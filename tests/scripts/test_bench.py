@@ -100,7 +100,7 @@ def test_steps_and_searches_beside_fairseqs(monkeypatch):
     monkeypatch.setattr(timing, "MIN_TURNS", 2)
     monkeypatch.setattr(decoding, "translation", small)
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
-    monkeypatch.setattr(timing, "bf16_reasons", lambda: {"unsupported": None})
+    monkeypatch.setattr(timing, "processor_reasons", lambda: {"bf16": None, "int8": None})
     args = script.parse(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01"])
     load_plugin()
     steps, searches = map(records, decoding.tables(args, CPU))
