@@ -38,7 +38,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         add = commands.add_parser(name, formatter_class=form, help=what, description=f"Measure {what}.").add_argument
         add("--device", default="cpu", help="cpu, cuda or cuda:N")
         add("--seconds", type=float, default=1.0, help="about how long each case is timed")
-        add("--threads", type=positive, default=None, help="of PyTorch and its peers, on a CPU (default: one per core)")
         if name == "kernels":
             add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=1024, help="C, in heads of 64")
@@ -56,8 +55,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if name in ("train", "decode"):
             add("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
         if name == "decode":
-            form = "of searches take the time that the processors worked, and of the turns the least; with --threads 1"
-            add("--cpu-seconds", action="store_true", help=f"{form}, for a machine that others load")
+            worked = "time searches by the seconds that processors work, and take the least: for a machine that others load"
+            add("--cpu-seconds", action="store_true", help=f"{worked} (with OMP_NUM_THREADS=1)")
             add("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
             add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
         if name == "train":
@@ -79,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)  # for whatever names no device: fairseq's trainer, events
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     torch.manual_seed(1)
     load_plugin()  # before anything imports the operators alone
     from lightconv_plugin.ops import library

@@ -165,7 +165,9 @@ def test_packed_weights_are_those_of_a_copy(precision):
     assert packed_weight(layer) is None
     assert copied[0].weight is layer.weight
     assert copied[0].state_dict().keys() == {"weight", "bias"}
-    assert packed_bytes(copied) == packed_weight(copied[0]).nbytes > 0
+    packed = packed_weight(copied[0])
+    assert packed is not None
+    assert packed_bytes(copied) == packed.nbytes > 0
     assert copied[0](x).equal(layer(x)), "called as a module, the copy is PyTorch's own"
     units = {"fp32": "", "bf16": ops.bf16_units(), "int8": ops.int8_units()}[precision]
     expected = F.linear(*rounded(precision, units, x, layer.weight), layer.bias.double())
