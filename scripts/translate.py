@@ -101,19 +101,22 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
 
 
 def read_text(line: bytes, number: int) -> str:
-    """A line of the input, cleaned as your own text is in preparation."""
+    """Return a line of the input, cleaned as your own text is in preparation."""
     text = line.decode("utf-8", errors="replace")
     if "\N{REPLACEMENT CHARACTER}" in text:
         print(f"line {number}: not UTF-8", file=sys.stderr, flush=True)
     return clean_text(text).replace("\t", " ").strip()
 
 
-class Asked:
-    """A trained model with the way of a line into it and out of it.
+class TextTranslator:
+    """A trained model that takes text as people write it.
 
     Args:
         trained: the model.
-        arguments: of the command.
+        arguments: the command's.
+
+    Raises:
+        UserError: the model is a language model, its files are missing, or the arguments do not fit it.
     """
 
     def __init__(self, trained: Trained, arguments: argparse.Namespace) -> None:
@@ -124,28 +127,28 @@ class Asked:
         units, codes = dataset.units, None
         if units and not any(step.name == APPLY_BPE for step in dataset.steps):
             codes = codes_file(self.source, *trained.codes_folders)
-        given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
+        chosen = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
         # where no record of the run says how units are joined, the dataset's steps do
-        self.settings = {"post-process": units} | trained.generate | given
-        asked = arguments.precision or self.settings.pop(PRECISION, "fp32")
-        taken = take_search_precision(asked, trained.train, gpu=find_devices().gpu)
-        if taken.reason:
-            print(taken.reason, file=sys.stderr, flush=True)
-        self.settings[PRECISION] = taken.precision
-        self._steps = line_steps(dataset, self.source, codes)
-        self._as_written = detokeniser(self.target, dataset)
-        self._summaries = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
-        languages = (self.source, self.target)
-        self.model = Translator(
-            trained.model, trained.dictionaries, languages, self.settings, precision=taken.precision
+        self.settings = {"post-process": units} | trained.generate | chosen
+        precision = take_search_precision(
+            arguments.precision or self.settings.get(PRECISION, "fp32"), trained.train, gpu=find_devices().gpu
         )
-        self.nbest = arguments.nbest
-        beam = self.settings.get("beam", BEAM)
+        if precision.reason:
+            print(precision.reason, file=sys.stderr, flush=True)
+        self.settings[PRECISION] = precision.precision
+        self.nbest, beam = arguments.nbest, self.settings.get("beam", BEAM)
         if self.nbest is not None and self.nbest > beam:
             raise UserError(f"--nbest is {self.nbest}, and the search has {beam} hypotheses; add --beam {self.nbest}")
+        self._steps = line_steps(dataset, self.source, codes)
+        self._detokenise = detokeniser(self.target, dataset)
+        self._is_summary = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
+        languages = (self.source, self.target)
+        self.model = Translator(
+            trained.model, trained.dictionaries, languages, self.settings, precision=precision.precision
+        )
 
     def prepare(self, line: bytes, number: int) -> str:
-        """Return the tokens of a line that the model takes; what is wrong with it is said on standard error."""
+        """Return the tokens of a line that the model takes; report on standard error what is wrong with the line."""
         text = read_text(line, number)
         source = self._steps(text) if text else ""
         if (length := len(source.split())) > self.model.longest:
@@ -153,31 +156,33 @@ class Asked:
             print(f"line {number}: {cut}", file=sys.stderr, flush=True)
         return source
 
-    def answer(self, sources: Sequence[str]) -> list[list[Answer]]:
-        """Return the best hypotheses of each of some lines of tokens, in one batch; none of a line without any."""
-        found = iter(self.model.search([source for source in sources if source.strip()], self.nbest or 1))
-        return [next(found) if source.strip() else [] for source in sources]
+    def translate(self, sources: Sequence[str]) -> list[list[Answer]]:
+        """Return the best hypotheses for each prepared line, all lines in one batch; none for an empty line."""
+        filled = [source for source in sources if source.strip()]
+        answers = iter(self.model.search(filled, self.nbest or 1) if filled else [])
+        return [next(answers) if source.strip() else [] for source in sources]
 
-    def written(self, number: int, answers: Sequence[Answer]) -> str:
-        """Return the answers to a line as they are printed."""
-        texts = [self._written(answer.text) for answer in answers] or [""]
+    def format(self, number: int, answers: Sequence[Answer]) -> bytes:
+        """Return the answers to line ``number`` as they are printed."""
+        texts = [self._as_text(answer.text) for answer in answers] or [""]
         if self.nbest is None:
-            return f"{texts[0]}\n"
+            return f"{texts[0]}\n".encode()
         scores = [f"{answer.score:.4f}" for answer in answers] or [""]
-        return "".join(f"{number}\t{score}\t{text}\n" for score, text in zip(scores, texts, strict=True))
+        lines = (f"{number}\t{score}\t{text}\n" for score, text in zip(scores, texts, strict=True))
+        return "".join(lines).encode()
 
-    def _written(self, tokens: str) -> str:
-        text = self._as_written(tokens.replace(SENTENCE_SEPARATOR, " ") if self._summaries else tokens)
+    def _as_text(self, tokens: str) -> str:
+        text = self._detokenise(tokens.replace(SENTENCE_SEPARATOR, " ") if self._is_summary else tokens)
         return " ".join(text.split())
 
 
-def answer_stream(lines: Iterable[bytes], out: IO[bytes], asked: Asked, batch_size: int) -> None:
-    """Answer lines as they come, ``batch_size`` at a time."""
+def translate_stream(lines: Iterable[bytes], out: IO[bytes], translator: TextTranslator, batch_size: int) -> None:
+    """Translate lines as they come, ``batch_size`` at a time."""
     numbered = enumerate(lines, 1)
     while batch := list(itertools.islice(numbered, batch_size)):
-        sources = [asked.prepare(line, number) for number, line in batch]
-        for (number, _), answers in zip(batch, asked.answer(sources), strict=True):
-            out.write(asked.written(number, answers).encode())
+        sources = [translator.prepare(line, number) for number, line in batch]
+        for (number, _), answers in zip(batch, translator.translate(sources), strict=True):
+            out.write(translator.format(number, answers))
         out.flush()
 
 
@@ -192,53 +197,72 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
         yield line
 
 
-def answer_file(file: Path, out: IO[bytes], asked: Asked, kept: KeptAnswers, max_tokens: int) -> None:
-    """Answer all lines of a file, with progress."""
+def translate_file(file: Path, out: IO[bytes], translator: TextTranslator, kept: KeptAnswers, max_tokens: int) -> None:
+    """Translate the lines of a file that ``kept`` has no answers to, with progress; write the answers to all."""
     with open(file, "rb") as lines:
         total = sum(1 for _ in lines)
-    start = time.monotonic()
-    with open(file, "rb") as lines, progress(total, "lines") as report:
+    start, done = time.monotonic(), len(kept.answers)
+    with open(file, "rb") as lines, progress(total, "lines", done=done) as report:
         answers = answer_all(
-            lines, asked.prepare, asked.model, asked.nbest or 1, kept, max_tokens=max_tokens, report=report
+            lines,
+            translator.prepare,
+            translator.model,
+            translator.nbest or 1,
+            kept,
+            max_tokens=max_tokens,
+            report=report,
         )
-        for number, several in enumerate(answers, 1):
-            out.write(asked.written(number, several).encode())
+        for number, hypotheses in enumerate(answers, 1):
+            out.write(translator.format(number, hypotheses))
+        out.flush()
     seconds = time.monotonic() - start
-    print(f"{total:,} lines in {clock(seconds)}, {total / seconds:.1f} a second", file=sys.stderr, flush=True)
+    print(f"{total - done:,} lines in {clock(seconds)}, {(total - done) / seconds:.1f} a second", file=sys.stderr)
 
 
-def write_answers(file: Path, out: Path, trained: Trained, asked: Asked, max_tokens: int) -> None:
-    """Write the answers to a file's lines to ``out``, going on with what a killed run left beside it."""
-    check_writable(out)
-    inputs = {"file": digest([file]), "model": digest([trained.model]), "settings": asked.settings}
+def write_translations(
+    file: Path, out: Path, trained: Trained, translator: TextTranslator, arguments: argparse.Namespace
+) -> None:
+    """Write the translations of a file's lines to ``out``, continuing what a killed run left beside it."""
+    inputs = {
+        "file": digest([file]),
+        "model": digest([trained.model]),
+        "dataset": trained.dataset,
+        "settings": translator.settings,
+        "max-tokens": arguments.max_tokens,
+        "nbest": arguments.nbest,
+    }
     with lock(out):
-        work = work_folder(out, inputs | {"max-tokens": max_tokens, "nbest": asked.nbest})
+        work = work_folder(out, inputs)
         kept = KeptAnswers(work / "answers.jsonl")
         if kept.answers:
-            print(f"{len(kept.answers):,} lines are done already, in {work}", file=sys.stderr, flush=True)
+            print(f"{len(kept.answers):,} lines were translated before, and are kept", file=sys.stderr, flush=True)
         with atomic_file(out, "wb") as f:
-            answer_file(file, f, asked, kept, max_tokens)
+            translate_file(file, f, translator, kept, arguments.max_tokens)
         remove(work)
 
 
 def run(out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
-    """Answer what the arguments name, or standard input."""
+    """Translate the file that the arguments name, or standard input.
+
+    Raises:
+        UserError: see ``TextTranslator``; or the file is not there, or ``--out`` is not ours to write.
+    """
     if arguments.file is None and arguments.out is not None:
-        raise UserError("--out is for the answers to a FILE; without one they go to standard output")
+        raise UserError("--out is for the translations of a FILE; without one they go to standard output")
     if arguments.file is not None and not arguments.file.is_file():
         raise UserError(f"there is no file {arguments.file}; expected text, a sentence per line")
-    asked = Asked(trained, arguments)
-    if arguments.file is None:
-        lines: Iterable[bytes] = sys.stdin.buffer
-        if sys.stdin.isatty():
-            print(f"{trained.model}: type a line, or Ctrl-D to end", file=sys.stderr, flush=True)
-            lines = typed_lines(f"{asked.source}> ")
-        answer_stream(lines, out, asked, arguments.batch_size)
-    elif arguments.out is None:
-        answer_file(arguments.file, out, asked, KeptAnswers(None), arguments.max_tokens)
-        out.flush()
+    if arguments.out is not None:
+        check_writable(arguments.out)
+    translator = TextTranslator(trained, arguments)
+    if arguments.out is not None:
+        write_translations(arguments.file, arguments.out, trained, translator, arguments)
+    elif arguments.file is not None:
+        translate_file(arguments.file, out, translator, KeptAnswers(None), arguments.max_tokens)
+    elif sys.stdin.isatty():
+        print(f"{trained.model}: type a line, or Ctrl-D to end", file=sys.stderr, flush=True)
+        translate_stream(typed_lines(f"{translator.source}> "), out, translator, arguments.batch_size)
     else:
-        write_answers(arguments.file, arguments.out, trained, asked, arguments.max_tokens)
+        translate_stream(sys.stdin.buffer, out, translator, arguments.batch_size)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

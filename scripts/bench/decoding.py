@@ -114,9 +114,12 @@ class Search:
 def measure_search(args: Namespace, device: torch.device, precisions: list[str], peers: list[str]) -> Iterator[Row]:
     """Measure beam 4 with the IWSLT architectures and random weights; every model writes ``args.length`` words.
 
-    ``precisions``: fp32 first; of the products of our own search, and but for int8 of fairseq's Transformer. fp16, for a
-    GPU, is that of whole models, fairseq's LightConv too, and is compared with its own Transformer. ``peers``: types
-    that CTranslate2 computes in.
+    Args:
+        args: of the command.
+        device: where the searches run.
+        precisions: fp32 first. Those of products apply to our own search and, but for int8, to fairseq's Transformer;
+            fp16, for a GPU, is that of whole models, fairseq's LightConv too, and compared with its own Transformer.
+        peers: types that CTranslate2 computes in.
     """
     length, whole = args.length, [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]

@@ -70,7 +70,7 @@ def take_turns(
     calls = {}
     for name, case in cases.items():
         case()
-        calls[name] = max(1, round(turn / max(timeit(case, timer=timer, number=1), 1e-7)))
+        calls[name] = max(1, round(turn / max(timeit(case, timer=clock, number=1), 1e-7)))
     turns: dict[Name, list[float]] = {name: [] for name in cases}
     deadline = time.perf_counter() + seconds * len(cases)
     while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:

@@ -26,23 +26,28 @@ class Searcher(Protocol):
 
 
 class KeptAnswers:
-    """Answers of batches that are done, by the numbers of their lines; in a file that gets a line for each batch."""
+    """Answers to lines, by the lines' numbers; also in a file, to which each batch adds a line of JSON.
+
+    Args:
+        file: is read, if it exists; None: the answers are in memory alone.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self.file, self.answers = file, dict[int, list[Answer]]()
         if file is None or not file.exists():
             return
-        whole = 0  # bytes of the lines that are complete: a killed run may have left a part of one
+        complete_bytes = 0  # a killed run may have left a part of a line
         for line in file.read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
-            whole += len(line)
-            for number, several in json.loads(line):
-                self.answers[number] = [Answer(*answer) for answer in several]
+            complete_bytes += len(line)
+            for number, hypotheses in json.loads(line):
+                self.answers[number] = [Answer(*hypothesis) for hypothesis in hypotheses]
         with open_own(file, "r+b") as f:
-            f.truncate(whole)
+            f.truncate(complete_bytes)
 
     def add(self, answers: dict[int, list[Answer]]) -> None:
+        """Keep the answers of a batch."""
         self.answers |= answers
         if self.file is not None:
             with open_own(self.file, "a", encoding="utf-8", newline="\n") as f:
@@ -50,12 +55,16 @@ class KeptAnswers:
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Return batches of places in ``lengths``, the longest first: as many as ``max_tokens`` holds, padded, or one."""
+    """Split lines into batches of at most ``max_tokens``, padding included, or of one line; the longest lines first.
+
+    Returns:
+        indices into ``lengths``.
+    """
     batches: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not batches or lengths[batches[-1][0]] * (len(batches[-1]) + 1) > max_tokens:
             batches.append([])
-        batches[-1].append(place)
+        batches[-1].append(index)
     return batches
 
 
@@ -72,12 +81,12 @@ def answer_all(
     """Yield the ``count`` best hypotheses of each line, in order; none for a line without tokens.
 
     Args:
-        lines: of the file.
-        prepare: a line and its number, from 1, to the tokens that the model takes.
-        model: what translates.
-        count: of hypotheses.
-        kept: what is done, and takes in what is done here.
-        max_tokens: of the source, in a batch.
+        lines: the file's.
+        prepare: turns a line and its number, counted from 1, into the tokens that the model takes.
+        model: translates.
+        count: number of hypotheses.
+        kept: has the answers of an earlier run, whose batches were the same, and gets those of this one.
+        max_tokens: tokens of the sources in a batch, at most.
         report: is called with a number of lines whenever so many more are done.
     """
     numbered = enumerate(lines, 1)
@@ -86,10 +95,11 @@ def answer_all(
         report(len(window) - len(sources))
         numbers = list(sources)
         for batch in plan([len(source.split()) for source in sources.values()], max_tokens):
-            batch_numbers = [numbers[place] for place in batch]
-            if any(number not in kept.answers for number in batch_numbers):
-                found = model.search([sources[number] for number in batch_numbers], count)
-                kept.add(dict(zip(batch_numbers, found, strict=True)))
+            batch_numbers = [numbers[index] for index in batch]
+            if batch_numbers[0] in kept.answers:
+                continue
+            answers = model.search([sources[number] for number in batch_numbers], count)
+            kept.add(dict(zip(batch_numbers, answers, strict=True)))
             report(len(batch))
         for number, _ in window:
             yield kept.answers.pop(number, [])

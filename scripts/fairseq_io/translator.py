@@ -52,7 +52,7 @@ class Translator:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
             if not path.is_file():
                 raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
-        os.environ[VARIABLE] = "fp32"  # what the shell says is not this search's
+        os.environ[VARIABLE] = "fp32"  # the shell's value is not for this search
         load_plugin()
         import torch
         from fairseq import checkpoint_utils, tasks, utils
@@ -101,8 +101,11 @@ class Translator:
         with torch.no_grad():
             hypotheses = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
         order = sample["id"].tolist()  # the collater sorts by length
-        answers = ([self._answer(hypothesis) for hypothesis in several[:count]] for several in hypotheses)
-        return [several for _, several in sorted(zip(order, answers, strict=True), key=lambda pair: pair[0])]
+        answers = {
+            number: [self._answer(hypothesis) for hypothesis in best[:count]]
+            for number, best in zip(order, hypotheses, strict=True)
+        }
+        return [answers[number] for number in range(len(lines))]
 
     def _answer(self, hypothesis: dict[str, Any]) -> Answer:
         ignored = getattr(self._generator, "symbols_to_strip_from_output", {self._generator.eos})
