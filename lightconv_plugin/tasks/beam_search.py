@@ -60,13 +60,16 @@ class BeamSearchGenerator(SequenceGenerator):
         stepwise_length_penalty: alpha of ``LengthPenalty``, at every step; None for fairseq's search.
 
     Raises:
-        ValueError: a stepwise penalty, which fairseq's generator does not know, beside what it cannot go with.
+        ValueError: a beam below 1, or a stepwise penalty, which fairseq's generator does not know, beside what it
+            cannot go with.
     """
 
     def __init__(
         self, models: Any, tgt_dict: Any, *, stepwise_length_penalty: float | None = None, **options: Any
     ) -> None:
         super().__init__(models, tgt_dict, **options)
+        if self.beam_size < 1:
+            raise ValueError(f"--beam is {self.beam_size}; expected 1 or more")
         self.search: Any  # of super's; read here by its type
         self._refused = self._refusal()
         penalty: Any = self.len_penalty if self.normalize_scores else 0.0

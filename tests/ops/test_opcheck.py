@@ -1,6 +1,14 @@
-"""``torch.library.opcheck`` of every operator of the library: schema, shapes without data, functionalisation."""
+"""``torch.library.opcheck`` of every operator of the library: schema, shapes without data, functionalisation.
 
-from collections.abc import Callable
+And every operator with numbers that no caller should give.
+"""
+
+import copy
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -8,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops import library
 from lightconv_plugin.ops.backend import OPERATORS
 from lightconv_plugin.ops.fused.linear import PRECISIONS, lacking
 from tests.ops.conftest import needs_units
@@ -143,3 +152,38 @@ def test_opcheck(name, gate, cuda_kernels):
         needs_units("bf16")
     for arguments in SAMPLES[name]():
         torch.library.opcheck(getattr(torch.ops.lightconv, name).default, arguments)
+
+
+NUMBERS: tuple[Any, ...] = (0, -1, 2**31, 2**62, -(2**62), math.nan, math.inf)
+
+
+def with_other_numbers(arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments with each number in turn replaced by zero, negative, huge and infinite ones."""
+    for place, argument in enumerate(arguments):
+        if type(argument) in (int, float):
+            for number in NUMBERS:
+                if type(argument) is float or math.isfinite(number):
+                    yield (*arguments[:place], type(argument)(number), *arguments[place + 1 :])
+
+
+def runs_on_cpus(name: str) -> bool:
+    return library.load() is None and torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CPU")
+
+
+@pytest.mark.parametrize("name", filter(runs_on_cpus, sorted(SAMPLES)))
+def test_numbers_out_of_range_end_no_process(name):
+    """They are refused, or taken as a number like others; in a process of its own, and under a sanitizer (README)."""
+
+    def walk() -> None:
+        gc.freeze()
+        torch.set_num_threads(1)  # those of this process are not in its fork
+        with torch.no_grad():
+            for sample in SAMPLES[name]():
+                for changed in with_other_numbers(sample):
+                    with suppress(RuntimeError, TypeError, OverflowError):
+                        getattr(torch.ops.lightconv, name)(*copy.deepcopy(changed))
+
+    process = get_context("fork").Process(target=walk)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
