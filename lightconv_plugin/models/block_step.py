@@ -65,7 +65,8 @@ def weights_of(block: Any) -> ops.BlockWeights:
     mixer_norm, attention_norm, ffn_norm = (parts[name]._modules["layer_norm"]._parameters for name in RESIDUALS)
     in_weight, in_bias = _layer(mixer["in_proj"])
     conv = mixer["conv"]
-    kernel = conv._parameters["weight"] if type(conv) is LightweightConv else _layer(conv._modules["weight_linear"])[0]
+    is_light = type(conv) is LightweightConv
+    kernel: Any = conv._parameters["weight"] if is_light else _layer(conv._modules["weight_linear"])[0]
     out_weight, out_bias = _layer(mixer["out_proj"])
     query_weight, query_bias = _layer(attention["q_proj"])
     attended_weight, attended_bias = _layer(attention["out_proj"])
