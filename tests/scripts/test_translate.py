@@ -191,12 +191,12 @@ def test_lines_of_like_length_are_translated_together(trained, file, monkeypatch
     out = io.BytesIO()
     translate.run(out, trained, arguments(file=file))
     assert out.getvalue().decode() == CAPITALS
-    assert Upper.batches == [["e f g h i"], ["a b c", "l m n", "j k", "p q"], ["d", "o"]]
+    assert Upper.batches == [["e f g h i", "a b c"], ["l m n", "j k", "p q", "d"], ["o"]]
     assert capsys.readouterr().err.startswith("8 lines in 0:00, ")
     monkeypatch.setattr(bulk, "WINDOW", 3)
     translate.run(out := io.BytesIO(), trained, arguments(file=file))
     assert out.getvalue().decode() == CAPITALS
-    windows = [["a b c", "d"]], [["e f g h i", "j k"], ["l m n"]], [["p q", "o"]]
+    windows = [["a b c", "d"]], [["e f g h i", "l m n"], ["j k"]], [["p q", "o"]]
     assert Upper.batches[3:] == [batch for window in windows for batch in window]
 
 
@@ -228,7 +228,7 @@ def test_what_a_killed_run_translated_is_kept(batches, torn, trained, file, tmp_
     translate.run(io.BytesIO(), trained, arguments(file=file, out=out))
     assert out.read_text() == CAPITALS
     assert len(Upper.batches) == 3 - batches + bool(torn)
-    lines = [0, 1, 5][batches - bool(torn)]
+    lines = [0, 2, 6][batches - bool(torn)]
     assert (f"{lines:,} lines were translated before, and are kept" in capfd.readouterr().err) == (lines > 0)
     assert not answers.parent.exists()
 
