@@ -96,7 +96,7 @@ def with_packed_weights(module: Any) -> Any:
 
     Only the linear layers and the plain modules around them are copied. The copy shares parameters, state keys and
     everything else with the original, which stays as it is. The copy does not notice weights that change later: make a
-    new one. Where products are computed in float32 there is nothing to pack, and the module itself is returned.
+    new one. Where nothing is packed, as on a GPU, the module itself is returned.
     """
     if not is_plain(module, type(module)):
         return module
@@ -105,6 +105,12 @@ def with_packed_weights(module: Any) -> Any:
         return module if packed is None else _alike(module, {_PACKED: packed})
     parts = {name: None if part is None else with_packed_weights(part) for name, part in module._modules.items()}
     return module if parts == module._modules else _alike(module, {"_modules": parts})
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Return the bytes of all packed weights in a copy that ``with_packed_weights`` made."""
+    packed = (packed_weight(part) for part in dict.fromkeys(modules_of(module)))
+    return sum(weight.nbytes for weight in packed if weight is not None)
 
 
 def _alike(module: nn.Module, changed: dict[str, Any]) -> nn.Module:

@@ -14,17 +14,18 @@ import os
 
 from lightconv_plugin.ops import backend, library, reference
 from lightconv_plugin.ops.api import dynamic_conv, light_conv
-from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
+from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, precision_of_products, takes
 from lightconv_plugin.ops.fused.decode import (
     NEVER,
     Beams,
+    BlockWeights,
     attend,
     attend_with_weights,
     decoder_block,
     search_step,
     step_candidates,
 )
-from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
+from lightconv_plugin.ops.fused.linear import bf16_units, int8_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
@@ -40,6 +41,7 @@ __all__ = [
     "NEVER",
     "NORMALIZATIONS",
     "Beams",
+    "BlockWeights",
     "attend",
     "attend_with_weights",
     "attention",
@@ -50,10 +52,12 @@ __all__ = [
     "dropout",
     "dynamic_conv",
     "glu_mask",
+    "int8_units",
     "light_conv",
     "linear",
     "normalize_kernel",
     "pack_weight",
+    "precision_of_products",
     "push",
     "reference",
     "reorder_state",

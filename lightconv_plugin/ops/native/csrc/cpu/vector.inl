@@ -273,26 +273,17 @@ template <class A, int K, class S>
 
 // ---- Of numbers in memory ----
 
-inline double exponential(double x) { return __builtin_exp(x); }
-
-// e^x for x <= 0, 0 for x < -87, NaN for NaN: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which
-// leaves 5e-9.
-inline float exponential(float given) {
-  const float x = given < -87.0f ? -87.0f : given;
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
-  const float shifted = x * 1.44269504f + shift;
-  const float n = shifted - shift;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float series = 1.0f / 5040;
-  series = series * r + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
-  series = series * r + 1.0f;
-  series = series * r + 1.0f;
-  const float power = __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) + 127) << 23);
-  return given < -87.0f ? 0.0f : series * power;
+// x becomes e^x, for x <= 0 or NaN.
+template <class A>
+void exponentials(A* x, int64_t size) {
+  constexpr int n = kLanes<A>;
+  int64_t i = 0;
+  for (; i + n <= size; i += n) store(x + i, exp_of(load(x + i)));
+  if (i == size) return;
+  A rest[n] = {};
+  for (int64_t l = 0; i + l < size; ++l) rest[l] = x[i + l];
+  store(rest, exp_of(load(rest)));
+  for (int64_t l = 0; i + l < size; ++l) x[i + l] = rest[l];
 }
 
 template <class A>

@@ -21,6 +21,7 @@ namespace {
 #include "cpu/backward.inl"
 #include "cpu/step.inl"
 #include "cpu/fused/decode.inl"
+#include "cpu/fused/linear.inl"
 #include "cpu/fused/train.inl"
 
 }  // namespace
@@ -53,6 +54,7 @@ const Kernels LIGHTCONV_TABLE = {
     },
     .best = &best_rows,
     .linear = &linear_columns,
+    .linear_packed = &linear_packed,
     .gate = &gate_rows,
     .normalize = &normalize_rows,
 };
