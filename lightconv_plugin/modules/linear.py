@@ -76,9 +76,8 @@ def _has_methods_of_source(kind: type[nn.Module]) -> bool:
     if code is None or nn.Module.__call__ is not _MODULE_CALL:
         return False
     name: str = code.co_qualname  # under which it was compiled: functools.wraps leaves it as it is
-    return name == kind.__qualname__ + ".forward" or name in [
-        parent.__qualname__ + ".forward" for parent in kind.__mro__
-    ]
+    # the last: containers have no forward
+    return name in [*(parent.__qualname__ + ".forward" for parent in kind.__mro__), "_forward_unimplemented"]
 
 
 def _is_plain_tensor(parameter: Tensor | None) -> bool:

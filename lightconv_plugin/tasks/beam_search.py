@@ -63,16 +63,13 @@ class BeamSearchGenerator(SequenceGenerator):
         searched_by: what made the last search: "graphs", "kernels" one after the other, or "fairseq".
 
     Raises:
-        ValueError: a beam below 1, or a stepwise penalty, which fairseq's generator does not know, beside what it
-            cannot go with.
+        ValueError: a stepwise penalty, which fairseq's generator does not know, beside what it cannot go with.
     """
 
     def __init__(
         self, models: Any, tgt_dict: Any, *, stepwise_length_penalty: float | None = None, **options: Any
     ) -> None:
         super().__init__(models, tgt_dict, **options)
-        if self.beam_size < 1:
-            raise ValueError(f"--beam is {self.beam_size}; expected 1 or more")
         self.search: Any  # of super's; read here by its type
         self._refused = self._refusal()
         self.searched_by = ""

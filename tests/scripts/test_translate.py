@@ -258,7 +258,7 @@ def interrupted(*_: object) -> None:
     [
         ({"out": "my.de"}, "--out is for the translations of a FILE"),
         ({"file": "none.en"}, "there is no file .*none.en; expected text, a sentence per line"),
-        ({"file": "my.en", "out": "my.en"}, "my.en would be replaced, and holds what this project did not write"),
+        ({"file": "my.en", "out": "my.en"}, "my.en would be replaced, and holds files that this project did not write"),
         ({"nbest": 9}, "--nbest is 9, and the search has 5 hypotheses; add --beam 9"),
         ({"precision": "int8"}, "cannot be int8, since it is too old; take fp32"),
     ],
