@@ -21,6 +21,7 @@ def apply() -> None:
     checkpoints.refuse_damaged_checkpoints()
     checkpoints.save_checkpoints_whole()
     checkpoints.keep_updates_at_epoch_ends()
+    checkpoints.remember_patience()
     training.restore_numpy_compat()
     training.train_in_bfloat16_without_tpu()
     training.name_flags_that_do_not_fit()

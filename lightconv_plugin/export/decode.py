@@ -95,14 +95,28 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5, help="hypotheses of a sentence (default: 5)")
     parser.add_argument("--max-len-b", type=int, default=200, help="words of a hypothesis at most (default: 200)")
     given = parser.parse_args()
+    for flag, value in (("--beam", given.beam), ("--max-len-b", given.max_len_b)):
+        if value < 1:
+            parser.error(f"{flag} is {value}, expected a whole number from 1 on")
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     model = Model(folder := Path(__file__).parent)
     about = model.manifest
     source, target = ((folder / f"{side}.txt").read_text(encoding="utf-8").split("\n") for side in ("source", "target"))
     numbers = {word: number for number, word in enumerate(source)}
+    warned = False
     for line, text in enumerate(sys.stdin, 1):
-        tokens = [*(numbers.get(word, about["unk"]) for word in text.split()), about["eos"]]
+        words = [numbers.get(word, about["unk"]) for word in text.split()]
+        unknown = words.count(about["unk"])
+        if not warned and len(words) > 1 and 2 * unknown > len(words):
+            warned = True  # once: of plain text it is true of most lines
+            print(
+                f"line {line}: the model does not know {unknown} of its {len(words)} words. It takes text in units: "
+                "cut it first, by `subword-nmt apply-bpe` or sentencepiece, with the model's own file",
+                file=sys.stderr,
+                flush=True,
+            )
+        tokens = [*words, about["eos"]]
         if len(tokens) > about["max_source"]:
             most = about["max_source"] - 1
             sys.exit(f"error: line {line} has {len(tokens) - 1} units; the model takes {most} at most")

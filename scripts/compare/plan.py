@@ -58,7 +58,7 @@ def read_comparison(path: Path) -> Comparison:
     Raises:
         UserError: a key is unknown or of another type, or a model or seed is named that is not there.
     """
-    comparison: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
+    comparison: Comparison = build(Comparison, read_yaml(path), file=path, preset={"file": path})
     one_of = f"one of `models`: {', '.join(comparison.models)}"
     named = [("claims", name) for claim in comparison.claims for name in (claim.model, claim.than)]
     for key, name in [("baseline", comparison.baseline), *named]:

@@ -9,7 +9,7 @@ from typing import Any
 from data_prep.common.errors import UserError
 from data_prep.common.process import python_module
 from data_prep.dataset import load_dataset
-from scripts.config import Config, flags
+from scripts.config import BEST, Config, flags
 from scripts.fairseq_io.devices import Devices, batch_per_device, launcher
 from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.precision import matmul_precision, take_training_precision
@@ -94,8 +94,9 @@ def speed_settings(config: Config, chosen: Mapping[str, Any], speed: Mapping[str
 
 
 def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
-    """Return how many checkpoints the model is the mean of, in words, such as "3 by update"."""
-    return f"{chosen.get('last', config.average['last'])} by {config.average['by']}" if config.average else "no"
+    """Return how many checkpoints the model is the mean of, in words, such as "3 by update"; "no" of the best one."""
+    last = chosen.get("last", config.average.get("last", BEST))
+    return "no" if last == BEST else f"{last} by {config.average['by']}"
 
 
 def generate_command(

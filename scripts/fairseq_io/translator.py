@@ -61,7 +61,10 @@ class Translator:
         for each in self._models:
             each.eval().to(self._device)
             each.prepare_for_inference_(cfg)
-        self._generator = self._task.build_generator(self._models, cfg.generation)
+        try:
+            self._generator = self._task.build_generator(self._models, cfg.generation)
+        except ValueError as error:
+            raise UserError(f"{model}: cannot search with these flags: {error}") from error
         self._post_process = cfg.common_eval.post_process
         # the task here has fairseq's own limit of 1,024, whatever the model was trained with
         positions = utils.resolve_max_positions(*(each.max_positions() for each in self._models))

@@ -82,7 +82,7 @@ def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
         require_known(place, content, ("title", "note", "columns", "rows"))
         columns, rows = list[Column](), []
         for key, settings in content["columns"].items():
-            columns.append(build(Column, settings, file=f"{place}, column {key}", given={"key": key}))
+            columns.append(build(Column, settings, file=f"{place}, column {key}", preset={"key": key}))
         for row in content["rows"]:
             require_known(f"{place}, row {row.get('name')}", row, ("name", "config", "note", *content["columns"]))
             figures = {key: _figure(row[key]) for key in content["columns"] if key in row}

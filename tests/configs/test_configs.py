@@ -13,8 +13,10 @@ import yaml
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from data_prep.common.strict_yaml import read_yaml
 from scripts import check
-from scripts.config import load_config, merge
+from scripts.config import flags, load_config, merge
+from scripts.fairseq_io.checkpoint_schedule import begins_too_early, check_checkpoints
 from scripts.fairseq_io.devices import Devices
+from scripts.fairseq_io.models import training_arguments
 from scripts.tables.published import CONFIGS, read_tables
 
 DATASETS = {path.stem: path for path in (CONFIGS.parent / "data_prep" / "datasets").glob("*.yaml")}
@@ -110,6 +112,34 @@ EVERY = [
     for path in sorted(CONFIGS.glob("**/*.yaml"))
     if not path.stem.startswith("base") and "train" in chain(path)  # a comparison and a table have no training
 ]
+
+
+# of each dataset that is averaged by epochs: its updates, by the batch of its configurations
+UPDATES_OF_AN_EPOCH = {
+    **dict.fromkeys(("iwslt14_de_en", "iwslt14_de_en_2018"), 1100),  # public logs of fairseq's command
+    "debian_docs_en_de": 1223,  # counted (configs/debian_docs_en_de/base.yaml)
+    "debian_en_de": 693,  # counted (the records of configs/RESULTS)
+    "wmt16_en_de_google": 300,  # 4.5M pairs of some 30 tokens, as in the next two
+    "wmt14_en_fr": 1750,  # 36M
+    "wmt17_zh_en": 1300,  # 20M
+    "cnn_dm": 250,  # 287,000 articles of up to 400 tokens
+}
+
+
+def every(path: Path) -> str:
+    return str(path.relative_to(CONFIGS).with_suffix(""))
+
+
+@pytest.mark.parametrize("path", EVERY, ids=every)
+def test_no_mean_reaches_into_the_warm_up_or_high_learning_rates(path):
+    config = load_config(path)
+    args = training_arguments(flags(config.train))
+    check_checkpoints(config, args)  # of checkpoints by update all of it
+    if config.average.get("by") == "epoch":
+        epoch = UPDATES_OF_AN_EPOCH[config.dataset]
+        last = args.max_update or args.max_epoch * epoch
+        first = (last // epoch - max(config.averaged) + 1) * epoch
+        assert begins_too_early(args, first, last) is None
 
 
 # one configuration of each dataset, and of each family of models

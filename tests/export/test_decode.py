@@ -56,13 +56,30 @@ def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(expor
         "import runpy, sys; sys.modules['torch'] = sys.modules['fairseq'] = None; "
         f"sys.argv = ['decode.py', *{options!r}]; runpy.run_path({str(exported / 'decode.py')!r}, run_name='__main__')"
     )
-    text = "".join(f"{line}\n" for line in [*LINES, "w1 " * 60])
+    plain = ["w1 unheard-of", "Plain text w2", "is not cut into units"]  # half of the first are known
+    sources = [
+        *sources,
+        *([*(4 + int(word[1:]) if word[1:].isdigit() else 3 for word in line.split()), 2] for line in plain),
+    ]
+    text = "".join(f"{line}\n" for line in [*LINES, *plain, "w1 " * 60])
     done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, cwd=exported)
     assert done.returncode == 1
-    assert done.stderr == f"error: line {len(LINES) + 1} has 60 units; the model takes 59 at most\n"
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith(
+        f"line {len(LINES) + 2}: the model does not know 2 of its 3 words. It takes text in units: c"
+    )
+    assert error == f"error: line {len(LINES) + 4} has 60 units; the model takes 59 at most"
     words = (exported / "target.txt").read_text().split("\n")
     expected = [decode.search(model, source, 2, LONGEST)[0][1][:-1] for source in sources]
     assert done.stdout.split("\n")[:-1] == [" ".join(words[token] for token in tokens) for tokens in expected]
+
+
+@pytest.mark.parametrize("flag", ["--beam", "--max-len-b"])
+def test_a_search_of_nothing_is_refused(flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["decode.py", flag, "0"])
+    with pytest.raises(SystemExit):
+        decode.main()
+    assert f"error: {flag} is 0, expected a whole number from 1 on" in capsys.readouterr().err
 
 
 def test_padding_is_never_taken(model, monkeypatch):

@@ -108,8 +108,8 @@ def test_what_a_user_has_edited_is_refused_by_name(done):
     done.dataset(DATASET + "steps: [save_raw]\n")
     status, _, err = done.run()
     assert (status, done.ran()) == (1, [])
-    assert "prepared would be replaced, and holds what this project did not write there" in err
-    assert "as it is now: prepared/half; move" in err
+    assert "prepared would be replaced, and holds files that this project did not write" in err
+    assert "edited since: prepared/half; move" in err
 
 
 def test_the_configuration_is_checked_before_anything_runs_unless_training_does_it_itself(done):
@@ -162,7 +162,7 @@ def test_how_a_stage_failed_is_said_and_reaches_no_other(tmp_path, monkeypatch):
     before, root = dict(os.environ), [*logging.root.handlers, logging.root.level]
     monkeypatch.setattr(average, "main", fail)
     stage = Stage("a", tmp_path / "a", {}, [["-m", "scripts.average", "x"]])
-    with pytest.raises(UserError, match=r"^the stage a failed: it broke\nWhat was complete before is kept; the same"):
+    with pytest.raises(UserError, match=r"^the stage a failed: it broke\nThe stages before it are kept; the same"):
         Pipeline({"a": stage}).run(["a"])
     assert before == os.environ
     assert root == [*logging.root.handlers, logging.root.level]

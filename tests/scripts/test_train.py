@@ -128,6 +128,12 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*given}
 
 
+def test_a_training_that_validation_ends_is_complete_and_says_so(place):
+    said = place.train(FIRST="early stop since valid performance hasn't improved for last 3 runs", END_AT="2")
+    assert "ended at update 2 of 4: validation was no better 3 times in succession\n" in said
+    assert place.facts["updates"] == 2
+
+
 def test_two_trainings_never_share_a_folder(place, monkeypatch):
     monkeypatch.setattr("data_prep.common.outputs.PATIENCE_SECONDS", 0.0)
     with lock(place.out):

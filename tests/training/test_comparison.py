@@ -291,7 +291,7 @@ def assert_same_state(made: Any, expected: Any) -> None:
     states = [State(each.get_model(), each.get_criterion(), each.task).contents() for each in (made, expected)]
     states = [{name: content._replace(shared=[]) for name, content in state.items()} for state in states]
     # identities, which are drawn, and configurations, which say --cuda-graphs
-    others = (".training", ".means", "._owner", "_state_id", ".cfg")
+    others = (".training", ".means", "._owner", "_state_key", "_state_id", ".cfg")
     assert [name for name in changed(*states) if not name.endswith(others)] == []
 
 
