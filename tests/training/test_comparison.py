@@ -355,7 +355,8 @@ def from_update(start: int) -> Change:
 
 # a schedule's start, and the update that finds it
 @pytest.mark.parametrize(
-    ("start", "end"), [(3, 4), (13, 16), pytest.param(100, 128, marks=pytest.mark.slow)]  # 128 updates on the tape
+    ("start", "end"),
+    [(3, 4), (13, 16), pytest.param(100, 128, marks=pytest.mark.slow)],  # 128 updates on the tape
 )
 def test_a_schedule_of_ones_own_is_found(start, end, graphs, caplog):
     """The message says since when the training may differ; until then it is fairseq's."""
