@@ -179,6 +179,11 @@ TASKS: dict[str, tuple[list[str], str, str | None]] = {
         f"--task multilingual_translation --arch multilingual_transformer {MULTILINGUAL}",
         "MultilingualTranslationTask has a train_step of its own",
     ),
+    "layers that count their calls": (
+        [*THEIRS, *PAIR],
+        "--arch transformer --quant-noise-scalar 0.5",
+        "TransformerModel.encoder.embed_tokens has hooks",
+    ),
     "an adaptive softmax": ([*THEIRS, *PAIR], f"--arch transformer {ADAPTIVE}", HOST),
     "a language model with adaptive input": (
         OUR_DECODER,
