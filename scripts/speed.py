@@ -137,7 +137,8 @@ def time_by_length(systems: Sequence[System], speed: dict[str, Any], data: Path,
         for system, seconds in zip(systems, times, strict=True):
             speeds = over([len(batch) / each for each in seconds])
             print(f"{system.config.name}, {least} to {most} units: {speeds['mean']:.1f} sentences/s", flush=True)
-            system.by_length.append({"units": units, "lines": len(batch), FIGURES[0]: speeds})
+            point = {"from": least, "to": most, "units": units, "lines": len(batch), FIGURES[0]: speeds}
+            system.by_length.append(point)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -188,7 +188,7 @@ def _draw_speeds(axes: Axes, speeds: Mapping[str, Sequence[Mapping[str, Any]]]) 
     for number, measured in enumerate(speeds.values(), 2):
         of_length = [point["sentences_per_second"] for point in measured]
         curve = axes.errorbar(
-            [point["units"] for point in measured],
+            [point["from"] for point in measured],
             [speed["mean"] for speed in of_length],
             yerr=[speed["std"] or 0.0 for speed in of_length],
             marker="o",
@@ -198,7 +198,7 @@ def _draw_speeds(axes: Axes, speeds: Mapping[str, Sequence[Mapping[str, Any]]]) 
         )
         curves.append(curve)
     axes.set(xscale="log", yscale="log", title="sentences a second, in batches of lines of like length")
-    axes.set_xlabel("units of the source")
+    axes.set_xlabel("shortest source line of the batch, in subwords")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_minor_locator(NullLocator())

@@ -356,8 +356,8 @@ def scored(name: str, data: str, spoilt: int, seeds: int = 2, **over: Any) -> di
 
 def test_scores_stand_beside_the_papers_the_best_first(tmp_path):
     by_length = [
-        {"units": units, "lines": 9, "sentences_per_second": {"mean": 99 / units, "std": None, "n": 1}}
-        for units in (9, 50)
+        {"from": length, "lines": 9, "sentences_per_second": {"mean": 99 / length, "std": None, "n": 1}}
+        for length in (9, 50)
     ]
     fast = speed(50.0, 1.25) | {"by_length": by_length, "baseline": {"model": "transformer", "by_length": by_length}}
     paths = [
@@ -375,7 +375,7 @@ def test_scores_stand_beside_the_papers_the_best_first(tmp_path):
     ]
     assert {"sacreBLEU on iwslt14_de_en_2018", "BLEU (tokenised) on iwslt14_de_en_2018", "the paper's"} <= {*written}
     assert "perplexity on debian_lm (lower is better)" in written
-    assert {"each seed", "transformer", "units of the source"} <= {*written}
+    assert {"each seed", "transformer", "shortest source line of the batch, in subwords"} <= {*written}
     assert sum("[" in text for text in written) == 4  # intervals: of tokenised BLEU there are no counts of lines
 
 
