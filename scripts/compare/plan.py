@@ -123,9 +123,8 @@ class Run:
 
     def sacrebleu_scores(self) -> list[Any]:
         """sacreBLEU's score object for each seed, from the counts of lines; empty for other metrics."""
-        if self.key != "sacrebleu" or self.counted is None:
-            return []
-        return [self.counted.score(lines) for lines in self.lines()]
+        seeds = self.lines() if self.key == "sacrebleu" else []
+        return [self.counted.score(lines) for lines in seeds if self.counted is not None]
 
     def speeds(self, section: str = "speed") -> dict[int, dict[str, Any]]:
         """Mean and deviation of sentences a second, by the least length of the batch's source lines in subwords.
