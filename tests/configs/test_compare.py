@@ -1,16 +1,21 @@
 """The configurations of the comparison: equal sizes, equal budgets; their committed records, and the pages of these."""
 
+import functools
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
+from data_prep.common import CHECKOUT
 from scripts.compare import __main__ as compare
-from scripts.compare.plan import read_comparison
+from scripts.compare.page import speed_table, table
+from scripts.compare.plan import read_comparison, read_run
 from scripts.config import load_config
 from scripts.params import Vocabulary, count
 from scripts.scoring.selection import summarise
+from scripts.tables.cells import as_grid
 from scripts.tables.published import CONFIGS
 from scripts.tables.records import read_record
 
@@ -26,6 +31,7 @@ PAGES = {
 TRANSLATION = Vocabulary(3216, None)  # of debian_en_de on Debian 12
 WORDS = Vocabulary(51_288, None)  # of debian_lm
 DOCUMENTATION = Vocabulary(10_336, 10_336)  # about that of debian_docs_en_de on Debian 12
+SPEED_FROM_65 = "from 65 subwords: x baseline"
 NO_MODELS = ("base", "base_conv", "two_cores")
 UNEQUAL = ("dynamicconv_dec1",)  # a short decoder is smaller
 OF_256 = CONFIGS / "debian_docs_en_de"
@@ -95,6 +101,56 @@ def test_a_page_is_what_its_command_writes(file, page, tmp_path, monkeypatch):
 
 def test_every_page_of_results_is_held_to_its_command():
     assert sorted(path.name for path in CONFIGS.glob("RESULTS*.md")) == sorted(PAGES.values())
+
+
+README_ROWS = {
+    "LightConv over self-attention, BLEU": ("lightconv", "sacreBLEU over self_attention"),
+    "DynamicConv over self-attention, BLEU": ("dynamicconv", "sacreBLEU over self_attention"),
+    "perplexity of self-attention": ("lm_self_attention", "perplexity (lower is better)"),
+    "perplexity of DynamicConv": ("lm_dynamicconv", "perplexity (lower is better)"),
+    "DynamicConv over self-attention, ROUGE-1": ("sum_dynamicconv", "ROUGE-1 over sum_self_attention"),
+    "LightConv, speed over self-attention": ("lightconv", SPEED_FROM_65),
+    "DynamicConv, speed over self-attention": ("dynamicconv", SPEED_FROM_65),
+}
+"""The first cell of a row in the README's table of results: the run, and the column of the comparison."""
+
+
+def readme_rows() -> list[tuple[str, str, str]]:
+    """Return the label, our value and the page of each row of results; an empty label repeats the one above."""
+    rows, label = [], ""
+    for line in (CHECKOUT / "README.md").read_text().splitlines():
+        if page := re.search(r"`configs/(RESULTS[\w-]*\.md)` \|$", line):
+            first, _, value, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            label = first or label
+            rows.append((label, value, page[1]))
+    return rows
+
+
+@functools.cache
+def values_of_records(page: str) -> dict[tuple[str, str], str]:
+    """Return the values of a comparison's runs of several seeds, by run and column."""
+    comparison = read_comparison(CONFIGS / next(file for file, name in PAGES.items() if name == page))
+    read = [read_run(name, comparison.config(name), [RECORDS]) for name in comparison.models]
+    runs = [run for run in read if run and len(run.scored) > 1]
+    baseline = next(run for run in runs if run.name == comparison.baseline)
+    grids = [as_grid(columns) for columns in (table(runs, baseline), speed_table(runs)) if columns]
+    # a ratio of speeds belongs to the length in the heading before it
+    values = {}
+    for header, *rows in grids:
+        for row in rows:
+            for previous, heading, value in zip(["", *header], header, row, strict=False):
+                name = f"{previous.partition(':')[0]}: {heading}" if heading == "x baseline" else heading
+                values[row[0], name] = value
+    return values
+
+
+@pytest.mark.parametrize(("label", "value", "page"), readme_rows())
+def test_a_row_of_the_readme_has_the_value_of_the_records(label, value, page):
+    assert value.startswith(values_of_records(page)[README_ROWS[label]])
+
+
+def test_the_readme_has_every_row():
+    assert {label for label, _, _ in readme_rows()} == {*README_ROWS}
 
 
 @pytest.mark.parametrize(
