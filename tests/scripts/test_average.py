@@ -76,7 +76,7 @@ def test_the_newest_by_number_not_by_name(tmp_path):
     (tmp_path / "checkpoint_best.pt").touch()
     assert [path.stem for path in average.choose(tmp_path, 2, "update")] == ["checkpoint_2_1000", "checkpoint_2_1100"]
     assert [path.stem for path in average.choose(tmp_path, 2, "epoch")] == ["checkpoint3", "checkpoint12"]
-    held = r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; ask for fewer"
+    held = r"has 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; ask for fewer"
     with pytest.raises(UserError, match=held):
         average.choose(tmp_path, 3, "epoch")
     with pytest.raises(UserError, match="no folder"):
