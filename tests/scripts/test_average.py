@@ -84,12 +84,12 @@ def test_the_newest_by_number_not_by_name(tmp_path):
 
 
 def test_models_that_do_not_agree_are_refused(tmp_path):
-    one = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
+    larger = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
     with pytest.raises(UserError, match=r"not of one model: only one of them has b"):
-        average.average([one, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
+        average.average([larger, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
 
 
-def test_what_is_damaged_is_refused(tmp_path):
+def test_a_damaged_checkpoint_is_refused(tmp_path):
     """``tests/compat/test_checkpoints`` tries each kind."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
     path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
