@@ -171,26 +171,25 @@ def _draw_scores(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.06)
 
 
-def speeds_by_length(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
+def speeds_by_length(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, Any]]]:
     """Return by name the speeds at each length of the runs that have measured them, and of their baselines."""
-    speeds: dict[str, list[Mapping[str, Any]]] = {}
+    speeds: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         baseline = lookup(run.record, "speed.baseline.model")
-        for name, path in ((run.name, "speed.by_length"), (baseline, "speed.baseline.by_length")):
-            if name and (measured := lookup(run.record, path)):
+        for name, section in ((run.name, "speed"), (baseline, "speed.baseline")):
+            if name and (measured := run.speeds(section)):
                 speeds.setdefault(name, measured)
     return speeds
 
 
-def _draw_speeds(axes: Axes, speeds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Any]:
+def _draw_speeds(axes: Axes, speeds: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[Any]:
     """Draw a curve for each run; return them for the legend."""
     curves: list[Any] = []
     for number, measured in enumerate(speeds.values(), 2):
-        of_length = [point["sentences_per_second"] for point in measured]
         curve = axes.errorbar(
-            [point["from"] for point in measured],
-            [speed["mean"] for speed in of_length],
-            yerr=[speed["std"] or 0.0 for speed in of_length],
+            list(measured),
+            [speed["mean"] for speed in measured.values()],
+            yerr=[speed["std"] or 0.0 for speed in measured.values()],
             marker="o",
             markersize=3,
             elinewidth=0.8,
