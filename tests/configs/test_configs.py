@@ -1,6 +1,6 @@
-"""Every configuration of the paper's tables: what fairseq's own parsers say about its settings.
+"""Every configuration of the paper's tables passes fairseq's parsers and states only what differs from its base.
 
-That they are the paper's: test_paper.py; that the models have the published sizes: tests/models/test_parameters.py.
+test_paper.py compares the settings with the paper's; tests/models/test_parameters.py compares the models' sizes.
 """
 
 from collections import Counter
@@ -33,19 +33,19 @@ def name(path: Path) -> str:
 
 
 def chain(path: Path) -> dict[str, Any]:
-    """Return what a file and those that it builds on say together."""
+    """Return the merged content of a file and its bases."""
     content = read_yaml(path)
     return merge(chain(path.parent / content["base"]), content) if "base" in content else content
 
 
-# what section 6.2 times outside Table 3, and what a review left to be tried
+# models of section 6.2 outside Table 3, and of a review of the paper
 BESIDE_THE_TABLES = {
     "wmt16_en_de/aan_decoder_base",
     *(f"iwslt14_de_en/dynamicconv_{name}" for name in ("80k", "query64", "query128", "query512")),
 }
 
 
-def test_there_is_one_for_every_cell():
+def test_every_cell_has_a_configuration():
     assert Counter(path.parent.name for path in MODELS) == {
         "wmt16_en_de": 27,
         "wmt14_en_fr": 4,
@@ -57,7 +57,7 @@ def test_there_is_one_for_every_cell():
     assert {name(path) for path in set(MODELS) ^ IN_TABLES} == BESIDE_THE_TABLES
 
 
-def test_a_base_is_no_model_and_is_built_on():
+def test_a_base_has_no_architecture_and_is_used():
     used = {(path.parent / read_yaml(path)["base"]).resolve() for path in FILES if "base" in read_yaml(path)}
     assert used == set(BASES)
     assert not any("arch" in read_yaml(path).get("train", {}) for path in BASES)
@@ -98,10 +98,10 @@ def test_the_arithmetic_of_its_comments(path):
     assert config.batch["tokens"] % config.batch["max-tokens"] == 0
     if config.train["lr-scheduler"] == "cosine":  # a single cycle
         assert config.train["warmup-updates"] + config.train["lr-period-updates"] == config.train["max-update"]
-    if config.average:  # there must be as many checkpoints as are averaged
-        kept = config.train["keep-last-epochs"]
+    if config.average:  # training keeps as many checkpoints as are averaged
+        last_epochs = config.train["keep-last-epochs"]
         assert config.average["by"] == "epoch"
-        assert max(config.average["last"], *config.tune["last"]) <= kept
+        assert max(config.average["last"], *config.tune["last"]) <= last_epochs
         assert config.average["last"] in config.tune["last"]
     for key, candidates in config.tune.items():
         assert key == "last" or config.generate[key] in candidates
@@ -161,8 +161,8 @@ def test_one_of_each_kind_passes_the_check_that_comes_before_a_run(path):
 )
 def test_debian_s_documentation_is_trained_on_by_iwslt_s_recipe(model: str, twin: str):
     ours, theirs = (chain(CONFIGS / path) for path in (f"debian_docs_en_de/{model}.yaml", f"iwslt14_de_en/{twin}.yaml"))
-    own = {"dataset", "average", "tune", "train"}  # fewer updates, and always the mean of five epochs
-    assert {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)} == own
+    sections = {"dataset", "average", "tune", "train"}  # fewer updates, and always the mean of five epochs
+    assert {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)} == sections
     lengths = {"max-update", "keep-last-epochs", "save-interval-updates", "keep-interval-updates"}
     assert {key for key in theirs["train"] if ours["train"][key] != theirs["train"][key]} == lengths
     assert ours["dataset"] in DATASETS
