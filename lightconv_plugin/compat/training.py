@@ -57,6 +57,12 @@ def name_flags_that_do_not_fit() -> None:
     """
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
+    from fairseq.models.fconv_lm import FConvLanguageModel
+    from fairseq.models.lstm import LSTMModel
+    from fairseq.models.lstm_lm import LSTMLanguageModel
+
+    # they take notice of cut-offs, which some have by default, with --criterion adaptive_loss alone
+    by_criterion = (FConvLanguageModel, LSTMLanguageModel, LSTMModel)
 
     @shim(options, "parse_args_and_arch")
     def checked(original: Original, parser: Any, input_args: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -64,22 +70,25 @@ def name_flags_that_do_not_fit() -> None:
         # fairseq-generate has an --arch too, but no --max-update
         if input_args is not None or not getattr(parsed, "arch", None) or not hasattr(parsed, "max_update"):
             return parsed
-        language_model = issubclass(ARCH_MODEL_REGISTRY[parsed.arch], FairseqLanguageModel)
+        model = ARCH_MODEL_REGISTRY[parsed.arch]
+        language_model = issubclass(model, FairseqLanguageModel)
         adaptive = bool(getattr(parsed, "adaptive_softmax_cutoff", None))
-        right = {"task": parsed.task, "criterion": parsed.criterion}
+        if issubclass(model, by_criterion):
+            adaptive = adaptive and parsed.criterion == "adaptive_loss"
+        fitting = {"task": parsed.task, "criterion": parsed.criterion}
         if language_model and "translation" in parsed.task:
-            right["task"] = "language_modeling"
+            fitting["task"] = "language_modeling"
         elif not language_model and parsed.task == "language_modeling":
-            right["task"] = "translation"
+            fitting["task"] = "translation"
         if adaptive and "cross_entropy" in parsed.criterion:
-            right["criterion"] = "adaptive_loss"
+            fitting["criterion"] = "adaptive_loss"
         elif not adaptive and parsed.criterion == "adaptive_loss":
-            right["criterion"] = "cross_entropy"
-        if other := [f"--{flag} {name}" for flag, name in right.items() if name != getattr(parsed, flag)]:
+            fitting["criterion"] = "cross_entropy"
+        if missing := [f"--{flag} {name}" for flag, name in fitting.items() if name != getattr(parsed, flag)]:
             sys.exit(
                 f"error: {parsed.arch} is {'a' if language_model else 'no'} language model, with "
                 f"{'an' if adaptive else 'no'} adaptive softmax; got --task {parsed.task} and --criterion "
-                f"{parsed.criterion}. Add to the command: {' '.join(other)}"
+                f"{parsed.criterion}. Add to the command: {' '.join(missing)}"
             )
         return parsed
 

@@ -58,6 +58,9 @@ class BeamSearchGenerator(SequenceGenerator):
     Args:
         stepwise_length_penalty: alpha of ``LengthPenalty``, at every step; None for fairseq's search.
 
+    Attributes:
+        searched_by: what made the last search: "graphs", "kernels" one after the other, or "fairseq".
+
     Raises:
         ValueError: a stepwise penalty, which fairseq's generator does not know, beside what it cannot go with.
     """
@@ -68,6 +71,7 @@ class BeamSearchGenerator(SequenceGenerator):
         super().__init__(models, tgt_dict, **options)
         self.search: Any  # of super's; read here by its type
         self._refused = self._refusal()
+        self.searched_by = ""
         penalty: Any = self.len_penalty if self.normalize_scores else 0.0
         if stepwise_length_penalty is not None:
             if penalty != 1:
@@ -139,6 +143,7 @@ class BeamSearchGenerator(SequenceGenerator):
             return self._search(sample["net_input"], self.eos if bos_token is None else bos_token)
         if self.rules.stepwise:
             raise ValueError(_NOT_STEPWISE.format(refused))
+        self.searched_by = "fairseq"
         _say_once(f"fairseq's own beam search runs, which is slower, for {refused}")
         return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
@@ -147,7 +152,9 @@ class BeamSearchGenerator(SequenceGenerator):
         max_len = min(int(self.max_len_a * source.shape[1] + self.max_len_b), self.max_len - 1)
         if self.min_len > max_len:
             raise ValueError(f"--min-len {self.min_len} is larger than the longest hypothesis allowed, {max_len}")
-        if source.is_cuda and all(map(_has_graph, models)):
+        by_graphs = source.is_cuda and all(map(_has_graph, models))
+        self.searched_by = "graphs" if by_graphs else "kernels"
+        if by_graphs:
             return self._captured(source, bos=bos, min_len=self.min_len, max_len=max_len)
         encoders, decoders = zip(*(self._held or self._parts()), strict=True)
         read = [encoder.forward_torchscript(net_input) for encoder in encoders]

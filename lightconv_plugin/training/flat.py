@@ -44,10 +44,10 @@ class FlatModel:
         self.params: list[nn.Parameter] = list(
             getattr(optimizer, "fp16_params", None) or (param for param in optimizer.params if param in reached)
         )
-        made = {int(optimizer.optimizer.state.get(own, {}).get("step", 0)) for own, _ in self._masters()}
-        if len(made) > 1:
-            raise ValueError(f"the parameters have made different numbers of Adam's steps: {sorted(made)}")
-        (self.steps,) = made
+        steps = {int(optimizer.optimizer.state.get(master, {}).get("step", 0)) for master, _ in self._masters()}
+        if len(steps) > 1:
+            raise ValueError(f"the parameters have made different numbers of Adam's steps: {sorted(steps)}")
+        (self.steps,) = steps
         first = self.params[0]
         self._offsets, size = [], 0
         for param in self.params:
@@ -60,7 +60,7 @@ class FlatModel:
         self._fill()
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a buffer, each in the shape of its parameter."""
+        """Return the parts of a buffer, each in the shape of its parameter."""
         pairs = zip(self.params, self._offsets, strict=True)
         return [flat[at : at + param.numel()].view_as(param) for param, at in pairs]
 
@@ -76,9 +76,9 @@ class FlatModel:
     @torch.no_grad()
     def _fill(self) -> None:
         for master, which in self._masters():
-            own = self._optimizer.optimizer.state.pop(master, {})
+            moments = self._optimizer.optimizer.state.pop(master, {})
             for name in ("param", "exp_avg", "exp_avg_sq"):
-                source = master.data if name == "param" else own.get(name)
+                source = master.data if name == "param" else moments.get(name)
                 if source is not None:
                     parts = [part.view(-1) for part in self.views(getattr(self, name))[which]]
                     torch._foreach_copy_(parts, source.flatten().split([part.numel() for part in parts]))
@@ -114,9 +114,9 @@ class FlatModel:
 def settings_of(trainer: Any) -> ending.Settings:
     """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
     (group,), scaler = trainer.optimizer.param_groups, getattr(trainer.optimizer, "scaler", None)
-    found: dict[str, Any] = {name: group[name] for name in ("eps", "weight_decay")}
-    found |= {"betas": tuple(group["betas"]), "clip": float(trainer.cfg.optimization.clip_norm)}
+    settings: dict[str, Any] = {name: group[name] for name in ("eps", "weight_decay")}
+    settings |= {"betas": tuple(group["betas"]), "clip": float(trainer.cfg.optimization.clip_norm)}
     if scaler is not None:
-        found |= {"tolerance": scaler.tolerance, "least": scaler.threshold or 0.0}
-        found |= {"lowest": scaler.min_loss_scale, "window": scaler.scale_window}
-    return ending.Settings(scaled=scaler is not None, **found)
+        settings |= {"tolerance": scaler.tolerance, "least": scaler.threshold or 0.0}
+        settings |= {"lowest": scaler.min_loss_scale, "window": scaler.scale_window}
+    return ending.Settings(scaled=scaler is not None, **settings)

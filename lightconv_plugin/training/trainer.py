@@ -1,13 +1,14 @@
 """``--cuda-graphs``: fairseq-train makes its updates as CUDA graphs, see ``updates``.
 
 Losses, norms, the loss scale, schedules, validation and checkpoints are those of a training without it. What cannot be
-captured is trained as fairseq does it, and the log says once why.
+captured is trained as fairseq does it, and the log says why.
 """
 
 import dataclasses
 import logging
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import metrics
 from fairseq.dataclass.configs import OptimizationConfig
@@ -17,21 +18,28 @@ from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
-from torch import distributed
+from torch import distributed, nn
 
-from lightconv_plugin.compat.shim import Original, shim
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import shapes
-from lightconv_plugin.training.comparison import compare, modules_of
+from lightconv_plugin.training.comparison import compare
 from lightconv_plugin.training.flat import SCALER, FlatModel, settings_of
-from lightconv_plugin.training.shapes import Padding
-from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, CannotCapture, Numbers, Updates
+from lightconv_plugin.training.shapes import Padding, Shape
+from lightconv_plugin.training.state import CannotCapture, State
+from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, Numbers, Updates
 
 logger = logging.getLogger(__name__)
 
 HOOKS = [f"_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")]
-SAME = (None, BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates)
+# fairseq's loop, which an update by graphs stands in for: what overrides one of these methods is not captured
+LOOP: dict[str, tuple[Any, ...]] = {
+    "train_step": (FairseqTask.train_step,),
+    "optimizer_step": (FairseqTask.optimizer_step,),
+    "set_num_updates": (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates),
+}
+BACKENDS = ("c10d", "pytorch_ddp", "legacy_ddp", "no_c10d")  # which average the gradients of whole models
+FEW = 0.9  # share of an epoch's updates; if graphs make fewer, the log says why
 
 OPTION = "cuda_graphs"
 HELP = (
@@ -42,85 +50,33 @@ HELP = (
 
 def add_option() -> None:
     """Give fairseq-train the flag, and its configuration the field ``optimization.cuda_graphs``."""
-    known = OptimizationConfig.__dataclass_fields__
-    if OPTION in known:
+    fields = OptimizationConfig.__dataclass_fields__
+    if OPTION in fields:
         return
     field: Any = dataclasses.field(default=False, metadata={"help": HELP})
-    field.name, field.type, field._field_type = OPTION, bool, known["lr"]._field_type
+    field.name, field.type, field._field_type = OPTION, bool, fields["lr"]._field_type
     setattr(OptimizationConfig, OPTION, False)
-    known[OPTION], OptimizationConfig.__annotations__[OPTION] = field, bool
+    fields[OPTION], OptimizationConfig.__annotations__[OPTION] = field, bool
     hydra_init()  # which has read the fields before
 
 
 def capture_updates() -> None:
-    """Have fairseq's trainer make updates as graphs where the flag asks for it."""
+    """Have fairseq's programs make a ``CapturedTrainer`` for a ``Trainer`` where the flag asks for it.
 
-    @shim(Trainer, "get_train_iterator")
-    def in_few_shapes(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        task = self.task
-
-        def dataset(subset: str) -> Any:
-            return shapes.batch_in_few_shapes(type(task).dataset(task, subset))
-
-        if getattr(self.cfg.optimization, OPTION, False):
-            task.dataset = dataset
-        try:
-            self._lightconv_epoch = original(self, *args, **kwargs)
-        finally:
-            vars(task).pop("dataset", None)
-        return self._lightconv_epoch
-
-    @shim(Trainer, "begin_epoch")
-    def begin_epoch(original: Original, self: Any, *args: Any) -> None:
-        original(self, *args)
-        if captured := vars(self).get("_lightconv_captured"):
-            captured.proven = False
-
-    @shim(Trainer, "train_step")
-    def train_step(original: Original, self: Any, samples: Any, raise_oom: bool = False) -> Any:
-        captured = captured_training(self, samples)
-        return original(self, samples, raise_oom) if captured is None else captured.train_step(samples)
-
-    @shim(Trainer, "begin_valid_epoch")
-    @shim(Trainer, "state_dict")
-    def settled(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if captured := vars(self).get("_lightconv_captured"):
-            captured.settle()
-        return original(self, *args, **kwargs)
-
-    @shim(Trainer, "load_checkpoint")
-    def before_loading(original: Original, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if captured := vars(self).pop("_lightconv_captured", None):
-            captured.release()
-        return original(self, *args, **kwargs)
-
-
-def captured_training(trainer: Any, samples: list[Any]) -> "CapturedTraining | None":
-    """Return what makes this trainer's updates, of these batches first; None for fairseq.
-
-    Decided at the first update, and at the first of each epoch.
+    The class chooses, and not the name in ``fairseq_cli.train``: ``python -m fairseq_cli.train``, as torchrun starts
+    it, has a name of its own.
     """
-    known = vars(trainer)
-    captured: CapturedTraining | None = known.get("_lightconv_captured")
-    asked = "_lightconv_captured" not in known and getattr(trainer.cfg.optimization, OPTION, False)
-    if captured.proven if captured else not asked:
-        return captured
-    try:
-        captured = captured or CapturedTraining(trainer, samples)
-        captured.prove(samples)
-    except Exception as error:  # fairseq meets it too, if it is the training's own
-        unforeseen = not isinstance(error, CannotCapture)
-        said = "--cuda-graphs: updates are made one kernel after the other, since %s"
-        logger.warning(said, error, exc_info=unforeseen)
-        if captured:
-            captured.release()
-        captured = None
-    known["_lightconv_captured"] = captured
-    return captured
+
+    def choose(kind: type[Trainer], cfg: Any, *args: Any, **kwargs: Any) -> Trainer:
+        asked = kind is Trainer and getattr(getattr(cfg, "optimization", cfg), OPTION, False)
+        trainer: Trainer = object.__new__(CapturedTrainer if asked else kind)
+        return trainer
+
+    Trainer.__new__ = staticmethod(choose)
 
 
 def refuse(trainer: Any) -> None:
-    """Refuse what a comparison of gradients would not find, and hooks, which a graph would call once.
+    """Refuse what a comparison of gradients does not find, and hooks, which a graph would call once.
 
     Raises:
         CannotCapture: a graph could not hold this training, and why.
@@ -128,153 +84,276 @@ def refuse(trainer: Any) -> None:
     cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
     adam = type(inner) is FairseqAdam and type(inner.optimizer) is Adam and len(inner.param_groups) == 1
-    several, own_step = trainer.data_parallel_world_size > 1, type(task).optimizer_step
+    several, backend = trainer.data_parallel_world_size > 1, cfg.distributed_training.ddp_backend
     refusals = {
         f"the optimizer is {type(inner).__name__}, not --optimizer adam with one group of parameters": not adam,
         "--store-ema is given": cfg.ema.store_ema,
-        "--ddp-backend slowmo is given": cfg.distributed_training.ddp_backend == "slowmo",
+        f"--ddp-backend {backend} is given": backend not in BACKENDS,
+        "--quantization-config-path is given": trainer.quantizer is not None,
         # each process would stop by a clock of its own
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
-        f"{type(task).__name__} has an optimizer_step of its own": own_step is not FairseqTask.optimizer_step,
         f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
     }
-    for name, module in modules_of(trainer):
-        refusals |= {
-            f"{name} has hooks": any(getattr(module, kind) for kind in HOOKS),
-            f"{name} changes with the number of updates": getattr(type(module), "set_num_updates", None) not in SAME,
-        }
+    for name, owner in State(trainer.get_model(), criterion, task).owners.items():
+        for method, fairseqs in LOOP.items():
+            function = getattr(owner, method, None)
+            overrides = function is not None and getattr(function, "__func__", None) not in fairseqs
+            refusals[f"{name} has a {method} of its own"] = overrides
+        if isinstance(owner, nn.Module):
+            refusals[f"{name} has hooks"] = any(getattr(owner, kind) for kind in HOOKS)
     if reason := next((sentence for sentence, holds in refusals.items() if holds), None):
         raise CannotCapture(reason)
 
 
-class CapturedTraining:
-    """Updates in place of a trainer's own ``train_step``: the device may be up to ``LEAD`` updates behind its numbers.
+class CapturedTrainer(Trainer):
+    """fairseq's trainer, whose updates are graphs where they can be; it is made of a ``Trainer`` by ``--cuda-graphs``.
 
-    At every update after which fairseq logs, validates, saves or stops, both are at the same place.
+    The device may be up to ``LEAD`` updates behind the host. At every update after which fairseq logs, validates, saves
+    or stops, both are at the same place.
+
+    At updates 1, 2, 4, 8 and so on since the training was started or resumed, and at the first of each epoch, an update
+    is compared with fairseq's, see ``comparison``: what changes with time is found by its effect. Where they differ,
+    fairseq makes all further updates.
 
     Attributes:
-        proven: an update of this epoch was compared with fairseq's.
-
-    Raises:
-        CannotCapture: a graph could not hold this training, and why.
+        updates: what makes the updates; None before the first one, and where fairseq makes them.
+        refusal: the reason why fairseq makes the updates, in words; None if it does not.
     """
 
-    def __init__(self, trainer: Any, samples: list[Any], *, capture: bool = True) -> None:
-        self.trainer, cfg = trainer, trainer.cfg
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.updates: Updates | None = None
+        self.refusal: str | None = None
+        self._batching: shapes.FewShapes | None = None
+        self._epoch_iterator: Any = None
+        self._first_batch: tuple[Any, Any] = None, None  # as fairseq collates it, and its sizes by the dataset
+        self._is_new_epoch = True
+        self._seen = 0  # updates since the start, or since a checkpoint was loaded
+        self._compared = 0  # the last update that was compared, counted as fairseq counts
+        self._by_graphs: list[bool] = []  # of each update of this epoch
+        self._rates: dict[int, float] = {}
         # read once, since every look into a configuration takes as long as launching some kernels
-        self.last = cfg.optimization.max_update or float("inf")
-        intervals = (cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates)
-        self.intervals = [every for every in (cfg.common.log_interval, *intervals) if every > 0]
-        device, model, criterion = trainer.device, trainer.get_model(), trainer.get_criterion()
-        if capture and device.type != "cuda":
-            raise CannotCapture(f"the model is on a {device.type}, not on a GPU")
-        refuse(trainer)
-        if capture and (missing := library.load() or library.cuda_unusable()):
-            raise CannotCapture(missing)
-        words, dataset = trainer.task.target_dictionary, getattr(vars(trainer).get("_lightconv_epoch"), "dataset", None)
-        left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
-        padding, processes = Padding(words.pad(), words.eos(), *left), trainer.data_parallel_world_size
-        # of an epoch, or of these batches where a dataset does not tell its lengths
-        known = getattr(dataset, "few_shapes", None) or map(shapes.shape_of, filter(None, samples))
-        planned = sorted(set(known), key=shapes.room, reverse=True)
-        self.updates = Updates(model, criterion, padding, planned, capture=capture, processes=processes)
-        self.rates: dict[int, float] = {}
-        self.proven = False
-        flat = FlatModel(trainer.optimizer, self.updates.reached)
-        self.scaler = getattr(trainer.optimizer, "scaler", None)
-        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
-        if self.scaler:
-            control |= {name: float(getattr(self.scaler, attribute)) for name, attribute in SCALER.items()}
-        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
-        trainer._wrapped_model, trainer._wrapped_criterion = model, criterion
-        try:
-            self.updates.begin(flat, settings_of(trainer), control)
-        except Exception:
-            self.release()
-            raise
+        self._last = self.cfg.optimization.max_update or float("inf")
+        intervals = (self.cfg.checkpoint.save_interval_updates, self.cfg.dataset.validate_interval_updates)
+        self._intervals = [every for every in (self.cfg.common.log_interval, *intervals) if every > 0]
 
-    def prove(self, samples: list[Any]) -> None:
-        """Compare an update of these batches with fairseq's, see ``comparison``.
+    @property
+    def share_by_graphs(self) -> float:
+        """Share of this epoch's updates that graphs made."""
+        return sum(self._by_graphs) / len(self._by_graphs) if self.updates and self._by_graphs else 0.0
 
-        Raises:
-            CannotCapture: they differ, here or in another process.
-        """
-        self.settle()
-        problem: Exception | None = None
-        with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
-            try:
-                refuse(self.trainer)
-                compare(self.trainer, self.updates, [sample for sample in samples if sample])
-            except Exception as error:
-                problem = error
-        if self.updates.processes > 1:
-            found = torch.tensor(float(problem is not None), device=self.trainer.device)
-            distributed.all_reduce(found)
-            problem = problem or (CannotCapture("another process refuses") if found else None)
-        if problem:
-            raise problem
-        self.proven = True
+    def get_train_iterator(
+        self, epoch: int, combine: bool = True, load_dataset: bool = True, data_selector: Any = None, **options: Any
+    ) -> Any:
+        """As fairseq's, of batches in few shapes."""
+        subset = self.cfg.dataset.train_subset
+        if load_dataset:
+            logger.info("loading train data for epoch %s", epoch)
+            self.task.load_dataset(subset, epoch=epoch, combine=combine, data_selector=data_selector, tpu=self.tpu)
+        self._batching = shapes.batch_in_few_shapes(self.task.dataset(subset))
+        self._epoch_iterator = super().get_train_iterator(epoch, combine, False, data_selector, **options)
+        if self._batching.shapes:
+            first = self._epoch_iterator.frozen_batches[0]
+            self._first_batch = self._dummy_batch, np.asarray(self._batching.dataset.sizes)[first]
+        return self._epoch_iterator
 
-    def release(self) -> None:
-        """Leave the updates to fairseq."""
-        self.settle()
-        self.updates.flat.release()
-        self.trainer._wrapped_model = self.trainer._wrapped_criterion = None
+    def begin_epoch(self, epoch: int) -> None:
+        super().begin_epoch(epoch)
+        self._is_new_epoch = True
+
+    def begin_valid_epoch(self, epoch: int) -> None:
+        self._settle()
+        super().begin_valid_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._settle()
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        self._leave_to_fairseq(None)
+        self._seen = 0
+        return super().load_checkpoint(*args, **kwargs)
 
     @metrics.aggregate("train")
-    def train_step(self, samples: list[Any]) -> dict[str, Any] | None:
+    def train_step(self, samples: list[Any], raise_oom: bool = False) -> Any:
         """As fairseq's. What it logs is of updates that the device has made."""
-        trainer = self.trainer
-        trainer._set_seed()
+        if self.refusal is None and self._is_compared_next():
+            self._compare(samples)
+        self._seen += 1
+        self._is_new_epoch = False
+        if self.updates is None:
+            return super().train_step(samples, raise_oom)
+        return self._update(self.updates, samples)
+
+    def _is_compared_next(self) -> bool:
+        number = self._seen + 1
+        return self._is_new_epoch or number & (number - 1) == 0
+
+    def _compare(self, samples: list[Any]) -> None:
+        """Compare the next update with fairseq's, and leave the training to fairseq if they differ, here or anywhere.
+
+        Before the first update, make what makes the updates.
+        """
+        problem: Exception | None = None
+        self._settle()
+        with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
+            try:
+                self._prepare(samples)
+                assert self.updates is not None
+                compare(self, self.updates, [sample for sample in samples if sample])
+            except Exception as error:  # fairseq meets it too, if it is the training's own
+                problem = error
+        if self.data_parallel_world_size > 1:
+            refused = torch.tensor(float(problem is not None), device=self.device)
+            distributed.all_reduce(refused)
+            problem = problem or (CannotCapture("another process refuses") if refused else None)
+        update = self.get_num_updates() + 1
+        if problem is None:
+            self._compared = update
+            return
+        sentence = f"--cuda-graphs: updates are made one kernel after the other, since {problem}"
+        if self._seen:
+            sentence += f". This is so from update {update} on"
+            doubtful = range(self._compared + 1, update)
+            if doubtful:
+                sentence += (
+                    f". Updates {doubtful[0]} to {doubtful[-1]} ({len(doubtful)}) were made by graphs without a "
+                    "comparison, and may differ from fairseq's. To go on from an exact state, give --restore-file the "
+                    f"checkpoint of update {self._compared} or an earlier one, without --cuda-graphs"
+                )
+        logger.warning(sentence, exc_info=None if isinstance(problem, CannotCapture) else problem)
+        self._leave_to_fairseq(str(problem))
+
+    def _prepare(self, samples: list[Any]) -> None:
+        """Make what makes the updates, if need be, and plan for the shapes of this epoch's batches.
+
+        Raises:
+            CannotCapture: a graph could not hold this training, and why.
+        """
+        refuse(self)
+        if self.updates is None:
+            self._start(self._planned(samples))
+        elif self._is_new_epoch and self._batching and self._batching.shapes:
+            self.updates.plan(self._planned(samples))
+
+    def _planned(self, samples: list[Any]) -> list[Shape]:
+        """Return shapes for all batches of this epoch; for these batches where a dataset does not tell its lengths."""
+        if not self._batching or not self._batching.shapes:
+            return [shapes.shape_of(sample) for sample in samples if sample]
+        batch, sizes = self._first_batch
+        # in place of a first batch, fairseq has a word where a dataset does not give one so early
+        planned = self._batching.shapes
+        return shapes.as_collated(planned, batch, sizes) if isinstance(batch, dict) else planned
+
+    def _start(self, planned: list[Shape]) -> None:
+        """Take the updates over from fairseq."""
+        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
+        self._wrapped_model, self._wrapped_criterion = self.get_model(), self.get_criterion()
+        words, dataset = self.task.target_dictionary, getattr(self._epoch_iterator, "dataset", None)
+        left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
+        updates = self._make_updates(Padding(words.pad(), words.eos(), *left), planned)
+        flat = FlatModel(self.optimizer, updates.reached)
+        control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
+        if scaler := getattr(self.optimizer, "scaler", None):
+            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
+        self.updates = updates  # from here on buffers are flat, and have to be given back
+        updates.begin(flat, settings_of(self), control)
+
+    def _make_updates(self, padding: Padding, planned: list[Shape]) -> Updates:
+        """Make updates for a GPU.
+
+        Raises:
+            CannotCapture: there is none, or our kernels do not run on it; something in an update cannot be captured.
+        """
+        if self.device.type != "cuda":
+            raise CannotCapture(f"the model is on a {self.device.type}, not on a GPU")
+        if missing := library.load() or library.cuda_unusable():
+            raise CannotCapture(missing)
+        processes = self.data_parallel_world_size
+        model, criterion = self.get_model(), self.get_criterion()
+        return Updates(model, criterion, self.task, padding, planned, capture=True, processes=processes)
+
+    def _leave_to_fairseq(self, refusal: str | None) -> None:
+        self.refusal = refusal
+        if self.updates is not None:
+            self._settle()
+            self.updates.flat.release()
+            self.updates = None
+        if self._wrapped_model is self.get_model():
+            self._wrapped_model = self._wrapped_criterion = None
+
+    def _update(self, updates: Updates, samples: list[Any]) -> dict[str, Any] | None:
+        """Begin an update, and log those that the device has made."""
+        self._set_seed()
         metrics.log_start_time("train_wall", priority=800, round=0)
-        now = trainer.get_num_updates()
-        rate = trainer.optimizer.get_lr()
-        self.rates[now] = rate
-        rates = [self.rates.get(now - skipped, rate) for skipped in range(LEAD + 1)]
-        self.rates.pop(now - LEAD - 1, None)
-        self.updates.update([sample or None for sample in samples], rates)
-        trainer.set_num_updates(now + 1)
+        number, rate = self.get_num_updates(), self.optimizer.get_lr()
+        self._rates[number] = rate
+        rates = [self._rates.get(number - skipped, rate) for skipped in range(LEAD + 1)]
+        self._rates.pop(number - LEAD - 1, None)
+        self._by_graphs.append(updates.update([sample or None for sample in samples], rates))
+        self.set_num_updates(number + 1)
         logged: dict[str, Any] | None = {}
-        for made in self.updates.made(0 if self._is_looked_at() else LEAD):
+        for made in updates.made(0 if self._is_looked_at() else LEAD):
             logged = self._take(*made)
-        if self.scaler:
-            metrics.log_scalar("loss_scale", self.scaler.loss_scale, priority=700, round=4, weight=0)
+        metrics.log_scalar("by_graphs", float(self._by_graphs[-1]), priority=1600, round=2)
+        if scaler := getattr(self.optimizer, "scaler", None):
+            metrics.log_scalar("loss_scale", scaler.loss_scale, priority=700, round=4, weight=0)
         metrics.log_stop_time("train_wall")
+        if self._ends_epoch():
+            self._log_share(updates)
         return logged
 
+    def _ends_epoch(self) -> bool:
+        """Return True if the update that has just begun is the last of its epoch, or of the training."""
+        epoch = self._epoch_iterator
+        is_last = epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
+        return is_last or self.get_num_updates() >= self._last
+
     def _is_looked_at(self) -> bool:
-        """True if fairseq logs, validates, saves or ends after the update that has just begun."""
-        now, epoch = self.trainer.get_num_updates(), vars(self.trainer).get("_lightconv_epoch")
-        ends = epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
-        return ends or now >= self.last or any(now % every == 0 for every in self.intervals)
+        """Return True if fairseq logs, validates, saves or ends after the update that has just begun."""
+        return self._ends_epoch() or any(self.get_num_updates() % every == 0 for every in self._intervals)
+
+    def _log_share(self, updates: Updates) -> None:
+        """Say why graphs made few of an epoch's updates, if they did."""
+        if updates.unfit is not None and self.share_by_graphs < FEW:
+            logger.warning(
+                "--cuda-graphs: graphs made %s of the %s updates of this epoch, the others were made one kernel after "
+                "the other, since batches did not fit the shapes that their dataset's sizes foretell: the last one has "
+                "the shape %s (sentences, then words a side), and the largest graph is for %s",
+                *(sum(self._by_graphs), len(self._by_graphs), updates.unfit, updates.shapes[0]),
+            )
+        self._by_graphs, updates.unfit = [], None
 
     def _take(self, sums: Numbers, outcome: Numbers, control: Numbers) -> dict[str, Any] | None:
-        """Tell the trainer what became of an update; None for one that was skipped, as fairseq's ``train_step``."""
-        trainer = self.trainer
-        for name, attribute in SCALER.items() if self.scaler else ():
-            setattr(self.scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
+        """Log what became of an update; return None for one that was skipped, as fairseq's ``train_step``."""
+        scaler = getattr(self.optimizer, "scaler", None)
+        for name, attribute in SCALER.items() if scaler else ():
+            setattr(scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
         if outcome["applied"]:
             size, norm = sums.pop(SAMPLE_SIZE), torch.tensor(outcome["norm"])
-            logged: dict[str, Any] = trainer._reduce_and_log_stats([sums], size, norm)
+            logged: dict[str, Any] = self._reduce_and_log_stats([sums], size, norm)
             return logged
-        trainer.set_num_updates(trainer.get_num_updates() - 1)
+        self.set_num_updates(self.get_num_updates() - 1)
         scale = control["loss_scale"]
-        if self.scaler and not outcome["floor"]:
+        if scaler and not outcome["floor"]:
             logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", scale)
             return None
-        trainer.set_num_updates(trainer.get_num_updates() - len(self.updates.waiting))  # which have changed nothing
+        assert self.updates is not None
+        self.set_num_updates(self.get_num_updates() - len(self.updates.waiting))  # which have changed nothing
         self.updates.waiting.clear()
-        what = f"gradients overflow at a loss scale of {scale}" if self.scaler else "the gradient is not finite"
-        path = f"{trainer.cfg.checkpoint.save_dir}/crash.pt"
-        trainer.consolidate_optimizer()
-        trainer.save_checkpoint(path, {})
+        reason = f"gradients overflow at a loss scale of {scale}" if scaler else "the gradient is not finite"
+        path = f"{self.cfg.checkpoint.save_dir}/crash.pt"
+        self.consolidate_optimizer()
+        self.save_checkpoint(path, {})
         raise FloatingPointError(
-            f"{what} in update {trainer.get_num_updates() + 1}; the parameters before it are in {path}. "
+            f"{reason} in update {self.get_num_updates() + 1}; the parameters before it are in {path}. "
             "Train with a lower --lr or with --clip-norm; without --cuda-graphs fairseq names the module"
         )
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Wait for the device, and bring fairseq's optimizer to where it is."""
-        for made in self.updates.made(0):
-            self._take(*made)
-        self.updates.export()
+        if self.updates is not None:
+            for made in self.updates.made(0):
+                self._take(*made)
+            self.updates.export()

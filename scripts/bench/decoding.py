@@ -89,6 +89,10 @@ class Search:
             options = Namespace(beam=BEAM, min_len=length, max_len_a=0, max_len_b=length)
             self.generator = built.task.build_generator([built.model], options)
 
+    def made_by(self) -> str:
+        """Return what made the last search: "graphs", "kernels" one after the other, or "fairseq"."""
+        return getattr(self.generator, "searched_by", "fairseq")
+
     def run(self, source: torch.Tensor) -> Callable[[], None]:
         """Beam search over ``source`` (sentences, length)."""
         inputs = {"src_tokens": source, "src_lengths": torch.full((len(source),), self.length)}
@@ -130,8 +134,10 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
         )
         source[:, -1] = words.eos()
         cases = {key: search.run(source) for key, search in searches.items()}
+        made_by = {key: search.made_by for key, search in searches.items()}
         for name, peer in translators.items():
             cases[BASELINE[0], "CTranslate2", name] = peer.run(source, beam=BEAM, length=length)
+            made_by[BASELINE[0], "CTranslate2", name] = lambda: "CTranslate2"
         turns = take_turns(cases, args.seconds)
         for (arch, task, precision), times in turns.items():
             taken = statistics.median(times)
@@ -140,6 +146,7 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
                 ("model", "{}", arch),
                 ("task", "{}", task),
                 ("products", "{}", precision),
+                ("made by", "{}", made_by[arch, task, precision]()),
                 ("sentences", "{}", sentences),
                 ("sentences/s", "{:.2f}", sentences / taken),
                 ("+-", "{:.0%}", spread(times)),

@@ -4,7 +4,7 @@ import itertools
 import shlex
 import statistics
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from scripts.fairseq_io.models import TaskAndModel, translation
 
 LONGEST = 32  # words of a sentence
 LENGTHS = (8, 64)  # of the longest sentence, where the shapes differ
+WARM_UP = 33  # updates with graphs before they are timed: captures and the first comparisons with fairseq's
 TRANSFORMER = "fairseq transformer"
 
 
@@ -67,8 +68,13 @@ def models(width: int, layers: list[int], *, graphs: bool = False) -> list[Entry
     if not graphs:
         return entries
     captured = [
-        replace(each, label=f"{each.label}, graphs", flags=(*each.flags, "--cuda-graphs"), peer=each.peer or each.label)
-        for each in entries
+        replace(
+            entry,
+            label=f"{entry.label}, --cuda-graphs",
+            flags=(*entry.flags, "--cuda-graphs"),
+            peer=entry.peer or entry.label,
+        )
+        for entry in entries
     ]
     return [entry for pair in zip(entries, captured, strict=True) for entry in pair]
 
@@ -86,15 +92,14 @@ def in_precisions(entries: list[Entry], precisions: list[str]) -> list[Entry]:
 def measure(args: Namespace, device: torch.device, entries: list[Entry], width: int) -> Iterator[Row]:
     """One row a model; the models take turns, an update each."""
     flags = shlex.split(args.flags)
-    cases: dict[tuple[str, str], Callable[[], object]] = {}
-    words = 0.0
+    cases: dict[tuple[str, str], Training] = {}
     for entry in entries:
         built = translation(entry.arch, args.vocab_size, [*_recipe(args.tokens, device, flags), *entry.flags, *flags])
-        cases[entry.label, entry.precision], words = updates(built, args.tokens, args.shapes, entry.precision)
+        cases[entry.label, entry.precision] = Training(built, args.tokens, args.shapes, entry.precision)
     turns = take_turns(cases, args.seconds)
     medians = {key: statistics.median(times) for key, times in turns.items()}
     for entry in entries:
-        taken = medians[entry.label, entry.precision]
+        case, taken = cases[entry.label, entry.precision], medians[entry.label, entry.precision]
 
         def ratio(label: str, precision: str, taken: float = taken) -> float | None:
             return medians[label, precision] / taken if (label, precision) in medians else None
@@ -103,34 +108,46 @@ def measure(args: Namespace, device: torch.device, entries: list[Entry], width: 
             ("model", "{}", entry.label),
             ("d", "{}", width),
             ("products", "{}", entry.precision),
+            ("made by", "{}", case.made_by()),
             ("ms an update", "{:.1f}", taken * 1e3),
             ("+-", "{:.0%}", spread(turns[entry.label, entry.precision])),
-            ("words/s", "{:,.0f}", words / taken),
+            ("words/s", "{:,.0f}", case.words / taken),
             ("to fairseq's", "{:.2f}x", ratio(entry.peer or "", entry.precision)),
             ("to its transformer", "{:.2f}x", ratio(TRANSFORMER, entry.precision)),
             ("to fp32", "{:.2f}x", ratio(entry.label, "fp32") if entry.precision != "fp32" else None),
         ]
 
 
-def updates(
-    built: TaskAndModel, tokens: int, shapes: int = 1, precision: str = "fp32"
-) -> tuple[Callable[[], object], float]:
-    """A function that makes one update on the next of its batches, and how many target words they have on average."""
-    from fairseq.trainer import Trainer
+class Training:
+    """A training that is called to make one update, on the next of its batches.
 
-    criterion = built.task.build_criterion(built.cfg.criterion)
-    trainer = Trainer(built.cfg, built.task, built.model, criterion)
-    generator = torch.Generator().manual_seed(1)
-    longest = [LONGEST] if shapes == 1 else torch.randint(*LENGTHS, (shapes,), generator=generator).tolist()
-    batches = [_batch(built, tokens, length, generator) for length in longest]
-    trainer.begin_epoch(1)
-    coming = itertools.cycle(batches)
+    Attributes:
+        words: target words of a batch, on average.
+    """
 
-    def update() -> None:
-        with products_in(precision, built.args.arch):
-            trainer.train_step([next(coming)])
+    def __init__(self, built: TaskAndModel, tokens: int, shapes: int = 1, precision: str = "fp32") -> None:
+        from fairseq.trainer import Trainer
 
-    return update, statistics.fmean(batch["ntokens"] for batch in batches)
+        criterion = built.task.build_criterion(built.cfg.criterion)
+        self.trainer = Trainer(built.cfg, built.task, built.model, criterion)
+        self.arch, self.precision = built.args.arch, precision
+        generator = torch.Generator().manual_seed(1)
+        longest = [LONGEST] if shapes == 1 else torch.randint(*LENGTHS, (shapes,), generator=generator).tolist()
+        batches = [_batch(built, tokens, length, generator) for length in longest]
+        self.words = statistics.fmean(batch["ntokens"] for batch in batches)
+        self._coming = itertools.cycle(batches)
+        self.trainer.begin_epoch(1)
+        for _ in range(WARM_UP if built.cfg.optimization.cuda_graphs else 0):
+            self()
+
+    def __call__(self) -> None:
+        with products_in(self.precision, self.arch):
+            self.trainer.train_step([next(self._coming)])
+
+    def made_by(self) -> str:
+        """Return what made the updates: graphs, kernels one after the other, or the share of graphs."""
+        share = getattr(self.trainer, "share_by_graphs", 0.0)
+        return {0.0: "kernels", 1.0: "graphs"}.get(share, f"graphs {share:.0%}")
 
 
 def _recipe(tokens: int, device: torch.device, given: list[str]) -> list[str]:

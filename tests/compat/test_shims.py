@@ -83,7 +83,15 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
         ("pla_dynamicconv_iwslt_de_en --task language_modeling", "--task translation"),
         ("pla_dynamicconv_lm_small --task translation", "--task language_modeling --criterion adaptive_loss"),
         ("transformer_lm --task language_modeling --adaptive-softmax-cutoff 2,8", "--criterion adaptive_loss"),
+        ("transformer_lm_wiki103 --task language_modeling", "--criterion adaptive_loss"),
         ("pla_lightconv_lm --task language_modeling --criterion adaptive_loss", "--criterion cross_entropy"),
+        # by default with cut-offs, of which they take notice with an adaptive loss alone
+        *((f"lstm --criterion {criterion}", "") for criterion in ("cross_entropy", "adaptive_loss")),
+        *((f"lstm_lm --task language_modeling --criterion {name}", "") for name in ("cross_entropy", "adaptive_loss")),
+        ("fconv_lm_dauphin_gbw --task language_modeling", ""),
+        ("fconv_lm --task language_modeling --criterion adaptive_loss", "--criterion cross_entropy"),
+        ("fconv_lm_dauphin_gbw --task translation", "--task language_modeling"),
+        ("fconv --criterion adaptive_loss", "--criterion cross_entropy"),
     ],
 )
 def test_flags_that_do_not_fit_the_model_are_named(given: str, added: str, monkeypatch) -> None:

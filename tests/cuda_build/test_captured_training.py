@@ -40,7 +40,7 @@ def begun(gpu, monkeypatch):
     monkeypatch.setattr("torch.set_rng_state", lambda state: None)
 
     def begin(model, criterion, shape):
-        updates = Updates(model, criterion, Padding(1, 2), [shape], capture=False)
+        updates = Updates(model, criterion, criterion.task, Padding(1, 2), [shape], capture=False)
         optimizer = SimpleNamespace(params=list(model.parameters()), optimizer=SimpleNamespace(state={}))
         settings = ending.Settings(clip=1.0, scaled=True, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1)
         updates.begin(FlatModel(optimizer, updates.reached), settings, dict.fromkeys(ending.CONTROL, 1.0))

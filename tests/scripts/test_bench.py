@@ -106,6 +106,10 @@ def test_steps_and_searches_beside_fairseqs(monkeypatch):
     steps, searches = map(records, decoding.tables(args, CPU))
     assert (len(steps), len(searches)) == (4, 9)
     speeds = {(row["model"], row["task"], row["products"]): row["sentences/s"] for row in searches}
+    assert {(row["task"], row["made by"]) for row in searches} == {
+        ("translation", "fairseq"),
+        ("pla_translation", "kernels"),
+    }
     for row in searches:  # two sentences of three words and an end
         assert row["ms a token"] == pytest.approx(1e3 * 2 / row["sentences/s"] / 4)
         assert row["to fairseq's transformer"] == pytest.approx(row["sentences/s"] / speeds[decoding.BASELINE])
@@ -149,7 +153,8 @@ def test_models_of_other_depths_and_flags_of_fairseq_train():
         assert (len(built.encoder.layers), len(built.decoder.layers)) == layers
     flags = "--flags=--optimizer sgd --criterion=cross_entropy"
     args = script.parse(["train", "--vocab-size=40", "--tokens=64", "--seconds=0.01", flags])
-    assert records(training.measure(args, CPU, deep[:1], 64))[0]["words/s"] > 0
+    row, _ = records(training.measure(args, CPU, training.models(64, [3, 2], graphs=True)[:2], 64))
+    assert (row["words/s"] > 0, row["made by"]) == (True, "kernels")
     for wrong, said in (("--flags=--nonsense", "unrecognized arguments: --nonsense"), ("--models=heavy", "names none")):
         with pytest.raises(UserError, match=said):
             [list(rows) for rows in training.tables(script.parse(["train", wrong]), CPU)]

@@ -4,12 +4,14 @@ import logging
 import math
 import os
 from argparse import Namespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from fairseq.token_generation_constraints import pack_constraints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,12 +25,26 @@ from tests.tolerances import assert_close
 from tests.waits import waits
 
 LIGHT, DYNAMIC = OURS = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
-ARCHITECTURES = [*OURS, "transformer_iwslt_de_en"]
+TRANSFORMER, LSTM = "transformer_iwslt_de_en", "lstm"
+ARCHITECTURES = [*OURS, TRANSFORMER, LSTM]
 TYPES = 24
 PAD, EOS = 1, 2
 
 
+def lstm(seed):
+    torch.manual_seed(seed)
+    sizes = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
+    sizes |= {"encoder_hidden_size": 16, "decoder_hidden_size": 16, "max_source_positions": 64}
+    flags = {"max_target_positions": 64, "encoder_freeze_embed": False, "decoder_freeze_embed": False}
+    built = common.build(LSTM, common.task(TYPES), criterion="cross_entropy", dropout=0.0, **sizes, **flags).eval()
+    for weight in built.parameters():
+        weight.data.mul_(4)
+    return built
+
+
 def model(arch, seed=0, types=TYPES, **options):
+    if arch == LSTM:
+        return lstm(seed)
     torch.manual_seed(seed)
     small = {**common.SMALL, "encoder_layers": 1, "decoder_layers": 2, "max_target_positions": 64, **options}
     if arch.startswith("pla"):
@@ -58,11 +74,17 @@ def sample(lengths, types=TYPES, seed=0):
     }
 
 
-def generator(models, *, alpha=None, task=FastTranslationTask, **options):
-    """The task's generator; ``alpha``: of a stepwise length penalty."""
+def generator(models, *, alpha=None, task=FastTranslationTask, extra=None, **options):
+    """The task's generator.
+
+    Args:
+        alpha: of a stepwise length penalty.
+        extra: what fairseq-generate gives a generator beside its options.
+    """
     words = common.dictionary(len(models[0].decoder.embed_tokens.weight))
     config = FastTranslationConfig(stepwise_length_penalty=alpha) if alpha is not None else TranslationConfig()
-    return task(config, words, words).build_generator(models, Namespace(**{"beam": 4, "max_len_b": 10, **options}))
+    args = Namespace(**{"beam": 4, "max_len_b": 10, **options})
+    return task(config, words, words).build_generator(models, args, extra_gen_cls_kwargs=extra)
 
 
 def generators(models, **options):
@@ -120,11 +142,13 @@ OPTIONS = {
 def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options, other):
     """Of one model or two; a captured search is kept from batch to batch."""
     is_captured = path == "captured"
+    if LSTM in (arch, other):
+        lengths = sorted(lengths, reverse=True)  # as it wants them, and as fairseq sorts them
     others = [other] if other in (OURS if is_captured else ARCHITECTURES) else []
     models = [model(each, seed + place) for place, each in enumerate([arch, *others])]
     with mock.patch.dict(os.environ, {} if is_captured else {"LIGHTCONV_BACKEND": path}):
         theirs, ours = generators(models, **options)
-        for each in (lengths, [2, 7, 3])[: 2 if is_captured else 1]:
+        for each in (lengths, [7, 3, 2])[: 2 if is_captured else 1]:
             batch = sample(each, seed=seed)
             expected = theirs.generate([], batch)
             with mock.patch.object(SequenceGenerator, "_generate", side_effect=AssertionError("fairseq's search ran")):
@@ -165,25 +189,49 @@ def convs2s():
     return built
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "named"),
-    [
-        (lambda: model(LIGHT), {"diverse_beam_groups": 2}, "DiverseBeamSearch"),
-        (lambda: model(LIGHT), {"beam": 12}, "a vocabulary of 24 types for 12 beams"),
-        (lambda: model(LIGHT), {}, "a prefix"),
-        (convs2s, {}, "FConvModel, whose attention counts on 4 rows a sentence at every step"),
-    ],
-)
-def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(make, options, named, caplog):
+def language_model():
+    size = {**common.SMALL, "decoder_layers": 1, "decoder_kernel_size_list": [3], "max_target_positions": 64}
+    torch.manual_seed(0)
+    return common.build("pla_lightconv_lm", common.task(TYPES), tokens_per_sample=64, **size).eval()
+
+
+CONSTRAINTS = [[torch.tensor([5, 6]), torch.tensor([9])], [], [torch.tensor([7])], [torch.tensor([8, 8])]]
+# what fairseq's search is for: architectures (or what makes a model), options, and what is given beside a batch
+BESIDE: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
+    "DiverseBeamSearch": ([LIGHT], {"diverse_beam_groups": 2}, {}),
+    "DiverseSiblingsSearch": ([LIGHT, LSTM], {"diversity_rate": 0.5}, {}),
+    "Sampling": ([DYNAMIC], {"sampling": True, "sampling_topk": 5}, {}),
+    "a vocabulary of 24 types for 12 beams": ([LIGHT], {"beam": 12}, {}),
+    "a prefix": ([LIGHT, DYNAMIC, TRANSFORMER], {}, {"prefix_tokens": torch.full((4, 1), 5)}),
+    "constraints": (
+        [DYNAMIC, TRANSFORMER],
+        {"constraints": "ordered", "max_len_b": 12},
+        {"constraints": pack_constraints(CONSTRAINTS), "prefix_tokens": torch.full((4, 1), 5)},
+    ),
+    "a language model beside the translation model": ([LIGHT, LSTM], {"extra": language_model}, {}),
+    "FConvModel, whose attention counts on 4 rows a sentence at every step": ([convs2s], {}, {}),
+}
+
+
+@pytest.mark.parametrize("named", BESIDE)
+def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(named, caplog):
     beam_search._say_once.cache_clear()
-    theirs, ours = generators([make()], **options)
-    batch, prefix = sample([4, 6, 3, 7]), torch.full((4, 1), 5) if named == "a prefix" else None
+    archs, options, beside = BESIDE[named]
+    models = [arch() if callable(arch) else model(arch) for arch in archs]
+    if "extra" in options:
+        options = {"extra": {"lm_model": options["extra"](), "lm_weight": 0.3}}
+    theirs, ours = generators(models, **options)
+    batch = sample([7, 6, 4, 3])
     with caplog.at_level(logging.WARNING, logger="lightconv_plugin"):
-        for _ in range(2):
-            found, expected = (each.generate([], batch, prefix_tokens=prefix) for each in (ours, theirs))
-            assert_same(found, expected)
-    said = [r.getMessage() for r in caplog.records if r.name == beam_search.__name__]
-    assert said == [f"lightconv_plugin: fairseq's own beam search runs, which is slower, for {named}"]
+        for seed in range(2):
+            results = []
+            for search in (ours, theirs):
+                torch.manual_seed(seed)
+                results.append(search.generate([], batch, **beside))
+            assert_same(*results)
+    assert ours.searched_by == "fairseq"
+    messages = [r.getMessage() for r in caplog.records if r.name == beam_search.__name__]
+    assert messages == [f"lightconv_plugin: fairseq's own beam search runs, which is slower, for {named}"]
 
 
 @pytest.mark.parametrize("arch", OURS)

@@ -1,6 +1,7 @@
 """A few updates of a small model, by fairseq's trainer as it is or as graphs make them."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from lightconv_plugin import register  # noqa: F401  the models
-from lightconv_plugin.training import CapturedTraining
+from lightconv_plugin.training.shapes import Padding, Shape, shape_of
+from lightconv_plugin.training.updates import Updates
 from scripts.fairseq_io.models import translation
 
 TYPES, LONGEST = 60, 16
@@ -35,48 +37,57 @@ NO_DROPPED_WEIGHTS = ["--weight-dropout", "0", "--input-dropout", "0"]
 class Run:
     """Result of a training: per update what fairseq logs, and its trainer."""
 
-    trainer: Trainer
+    trainer: Any
     logged: list[dict[str, float]] = field(default_factory=list)
 
 
 def batches(count: int, seed: int = 1, *, sentences: int = 16, longest: int = LONGEST) -> list[dict[str, Any]]:
     """Of sentences of up to ``longest`` words, the first two with one of that length; always as many."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    collated = []
     for number in range(count):
         lengths = torch.randint(3, longest + 1, (sentences,), generator=generator).tolist()
         lengths[0] = longest if number < 2 else lengths[0]
         texts = [torch.randint(4, TYPES, (n,), generator=generator) for n in lengths]
         pairs = [{"id": i, "source": words, "target": words.flip(0)} for i, words in enumerate(texts)]
-        found.append(collate(pairs, pad_idx=1, eos_idx=2, left_pad_source=True))
-    return found
+        collated.append(collate(pairs, pad_idx=1, eos_idx=2, left_pad_source=True))
+    return collated
 
 
-def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dynamicconv_iwslt_de_en") -> Trainer:
-    """A trainer of a small model, the same each time; ``captured``: its updates are ours, as graphs on a GPU."""
+def mixed(count: int) -> list[Any]:
+    """Long and short sentences in turns."""
+    return [each for pair in zip(batches(count), batches(count, sentences=9, longest=7), strict=True) for each in pair]
+
+
+def updates_on_cpu(trainer: Any, padding: Padding, planned: list[Shape], *, graphs: bool) -> Updates:
+    """In place of a ``CapturedTrainer``'s updates, which want a GPU; ``graphs``: on the tape."""
+    model, criterion = trainer.get_model(), trainer.get_criterion()
+    processes = trainer.data_parallel_world_size
+    return Updates(model, criterion, trainer.task, padding, planned, capture=graphs, processes=processes)
+
+
+def plan_for(trainer: Any, samples: list[Any]) -> None:
+    """Have a trainer plan for the shapes of some batches, as if they were those of its epoch."""
+    trainer._batching = SimpleNamespace(shapes=[shape_of(sample) for sample in samples])
+
+
+def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dynamicconv_iwslt_de_en") -> Any:
+    """A trainer of a small model, the same each time; ``captured``: with --cuda-graphs."""
     torch.manual_seed(1)
     own = [*KERNELS, *NO_DROPPED_WEIGHTS] if arch != "transformer" else []
     on_cpu = ["--cpu"] if device.type == "cpu" else []
-    built = translation(arch, TYPES, [*SIZE, *own, *RECIPE, *NO_DROPOUT, *on_cpu, *flags])
+    graphs = ["--cuda-graphs"] if captured else []
+    built = translation(arch, TYPES, [*SIZE, *own, *RECIPE, *NO_DROPOUT, *on_cpu, *graphs, *flags])
     built.cfg.common.tpu = False  # fairseq sets it with --bf16
     trainer = Trainer(built.cfg, built.task, built.model, built.task.build_criterion(built.cfg.criterion))
     trainer.consolidate_optimizer()
     trainer.begin_epoch(1)
-    if captured:
-        capture(trainer)
     return trainer
 
 
-def capture(trainer: Trainer, *, graphs: bool = True) -> None:
-    """Make the trainer's updates ours, as ``--cuda-graphs`` does; on a CPU, or without ``graphs``, not captured."""
-    captures = graphs and trainer.device.type == "cuda"
-    trainer._lightconv_captured = CapturedTraining(trainer, batches(1), capture=captures)
-
-
-def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
-    """Make updates, and read what fairseq would log after each; what ``capture`` has begun is not refused."""
+def train(trainer: Any, samples: list[Any], *, update_freq: int = 1) -> Run:
+    """Make updates, and read what fairseq would log after each."""
     run = Run(trainer)
-    begun = "_lightconv_captured" in vars(trainer) and not trainer.cfg.optimization.cuda_graphs
     metrics.reset()
     for first in range(0, len(samples), update_freq):
         with metrics.aggregate("train_inner"):
@@ -84,10 +95,9 @@ def train(trainer: Trainer, samples: list[Any], *, update_freq: int = 1) -> Run:
         seen = metrics.get_smoothed_values("train_inner")
         metrics.reset_meters("train_inner")
         run.logged.append({} if logged is None else {name: float(value) for name, value in seen.items()})
-    assert not begun or trainer._lightconv_captured
     return run
 
 
-def parameters(trainer: Trainer) -> torch.Tensor:
+def parameters(trainer: Any) -> torch.Tensor:
     """All of a model's, in float32 on the host."""
     return torch.cat([p.detach().float().flatten().cpu() for p in trainer.get_model().parameters()])

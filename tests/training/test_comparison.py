@@ -1,11 +1,17 @@
 """Faults that graphs could have: found by the comparison alone, and with the flag every training is fairseq's."""
 
+import copy
 import dataclasses
+import itertools
 import logging
+import random
 import re
+from collections import deque
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq import metrics
@@ -20,21 +26,17 @@ from torch import nn
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import trainer
 from lightconv_plugin.training.flat import settings_of
-from lightconv_plugin.training.trainer import captured_training, refuse
-from lightconv_plugin.training.updates import CannotCapture, Updates
+from lightconv_plugin.training.state import CannotCapture, State, changed
+from lightconv_plugin.training.trainer import LOOP, refuse
 from scripts.fairseq_io.models import training_arguments, translation
-from tests.tape import tape  # noqa: F401  a fixture
-from tests.training.runs import RECIPE, SIZE, TYPES, batches, begin, parameters, train
-from tests.training.test_graphs import graphs, mixed  # noqa: F401  a fixture
+from tests.training.runs import RECIPE, SIZE, TYPES, batches, begin, mixed, parameters, train
 
 CPU = torch.device("cpu")
 Change = Callable[[Any], object]
 
 
 def flagged(*flags: str, **options: Any) -> Any:
-    made = begin(False, CPU, *flags, **options)
-    made.cfg.optimization.cuda_graphs = True
-    return made
+    return begin(True, CPU, *flags, **options)
 
 
 def layer(made: Any) -> Any:
@@ -68,34 +70,81 @@ def after_gradient(made: Any) -> None:
     layer(made).ffn.fc1.weight.register_post_accumulate_grad_hook(double)
 
 
-class Normalized(nn.Module):
-    """A layer, and its results over the batch; ``seen`` counts in a buffer that is replaced."""
+class Around(nn.Module):
+    """A layer, and what a function makes of this module and its results."""
 
     seen: torch.Tensor
 
-    def __init__(self, inner: nn.Module, norm: nn.Module | None = None) -> None:
+    def __init__(self, inner: nn.Module, function: Callable[[Any, Any], Any], **attributes: Any) -> None:
         super().__init__()
-        self.inner, self.norm = inner, norm
-        self.register_buffer("seen", torch.zeros(()))
+        self.inner, self.function = inner, function
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = self.inner(*args, **kwargs)
-        if self.norm is not None:
-            return self.norm(out.flatten(0, 1)).view_as(out)
-        self.seen = self.seen + 1
+        return self.function(self, self.inner(*args, **kwargs))
+
+
+def around(function: Callable[[Any, Any], Any], **attributes: Any) -> Change:
+    """Have a layer's results changed."""
+
+    def put(made: Any) -> None:
+        layer(made).ffn = Around(layer(made).ffn, function, **copy.deepcopy(attributes))
+
+    return put
+
+
+def then(call: Callable[[Any], object]) -> Callable[[Any, Any], Any]:
+    """Leave the results, and call a function beside."""
+
+    def function(module: Any, out: Any) -> Any:
+        call(module)
         return out
 
+    return function
 
-class Counted(nn.Module):
-    """A layer that counts its calls in Python."""
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.calls = inner, 0
+def with_buffer(made: Any) -> None:
+    around(then(lambda module: setattr(module, "seen", module.seen + 1)))(made)
+    layer(made).ffn.register_buffer("seen", torch.zeros(()))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.calls += 1
-        return self.inner(*args, **kwargs)
+
+def batch_norm(made: Any) -> None:
+    around(lambda module, out: module.norm(out.flatten(0, 1)).view_as(out), norm=nn.BatchNorm1d(32))(made)
+
+
+def counts_in_task(made: Any) -> None:
+    made.task.batches = []
+    results(lambda sample, *others: (made.task.batches.append(len(sample["target"])), others)[1])(made)
+
+
+def triples_late(made: Any) -> None:
+    """A loss that triples from the criterion's 13th call on, counted in a list."""
+    criterion = made.get_criterion()
+    criterion.calls = [0]
+
+    def change(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
+        criterion.calls[0] += 1
+        return (3 if criterion.calls[0] >= 13 else 1) * loss, size, logged
+
+    results(change)(made)
+
+
+def running_mean(made: Any) -> None:
+    """A mean of losses, in a deque of tensors, by which losses are divided."""
+    criterion = made.get_criterion()
+    criterion.means = deque([torch.ones(())], maxlen=2)
+
+    def change(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
+        criterion.means.append(0.9 * criterion.means[-1] + 0.1 * loss.detach() / size)
+        return loss / criterion.means[0], size, logged
+
+    results(change)(made)
+
+
+def skips(draw: Callable[[], float]) -> Change:
+    """Layer drop as wav2vec2's, by random numbers of the host."""
+    return around(lambda module, out: out if draw() > 0.1 else 0 * out)
 
 
 def logs_aside(sample: Any, *results: Any) -> Any:
@@ -103,38 +152,56 @@ def logs_aside(sample: Any, *results: Any) -> Any:
     return results
 
 
-def batch_norm(made: Any) -> None:
-    norm = nn.BatchNorm1d(32)
-    made.get_model().encoder.layers[0].ffn = Normalized(made.get_model().encoder.layers[0].ffn, norm)
-    made.get_model().add_module("norm", norm)
+def weighs_rare(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
+    rare = sample["target"].eq(TYPES + 1)  # none is
+    return (loss / rare.sum() if rare.any() else loss), size, logged
 
 
-def in_ours(change: Callable[[Updates], object]) -> Change:
+def weighs_padding(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
+    padding = sample["target"].eq(1)
+    return (loss / padding.sum() if padding.any() else loss), size, logged
+
+
+def refuses_nan(sample: Any, loss: Any, *others: Any) -> Any:
+    if torch.isnan(loss).any():
+        raise FloatingPointError("the loss is NaN")
+    return loss, *others
+
+
+def p_norm(made: Any) -> None:
+    scale = around(lambda module, out: out / (1 + out.norm(p=module.p, dim=-1, keepdim=True) / module.droplet))
+    scale(made)
+    layer(made).ffn.p, layer(made).ffn.droplet = 2.0, 8.0
+
+
+def in_ours(change: Callable[[Any], object]) -> Change:
     """Have our updates alone changed."""
 
     def put(made: Any) -> None:
-        if "_lightconv_captured" in vars(made):
-            change(made._lightconv_captured.updates)
+        if vars(made).get("updates"):
+            change(made.updates)
 
     return put
 
 
-def seed(own: Any) -> None:
-    launch = own._launch
+def seed(updates: Any) -> None:
+    launch = updates._launch
 
-    def seeded(*args: Any, **how: Any) -> None:
-        if how["graphs"]:
+    def seeded(*args: Any, **options: Any) -> Any:
+        if options.get("graphs"):
             torch.manual_seed(100)
-        launch(*args, **how)
+        return launch(*args, **options)
 
-    own._launch = seeded
-
-
-def lost_gradient(own: Any) -> None:
-    own._graphs.clear()
-    own._grads = [*own._grads[:7], torch.zeros_like(own._grads[7]), *own._grads[8:]]
+    updates._launch = seeded
 
 
+def lost_gradient(updates: Any) -> None:
+    updates._graphs.clear()
+    updates._grads = [*updates._grads[:7], torch.zeros_like(updates._grads[7]), *updates._grads[8:]]
+
+
+HOLDS = "an update changes what a graph holds for ever: "
+ASKED = "a number is asked for during a capture"  # on a GPU: a wait
 # changes before the first update and at the second epoch, and what the log says; nothing of what graphs can do
 CASES: dict[str, tuple[Change, Change, str]] = {
     "a loss by a padded count": (
@@ -144,16 +211,32 @@ CASES: dict[str, tuple[Change, Change, str]] = {
     ),
     "a hook on a gradient afterwards": (after_gradient, nothing, "layers.1.ffn.fc1.weight"),
     "statistics of a padded batch": (batch_norm, nothing, "running_mean"),
-    "a buffer that is replaced": (
-        lambda made: setattr(layer(made), "ffn", Normalized(layer(made).ffn)),
+    "a buffer that is replaced": (with_buffer, nothing, "layers.1.ffn.seen is 0, expected 1"),
+    "a count": (
+        around(then(lambda module: setattr(module, "calls", module.calls + 1)), calls=0),
         nothing,
-        "layers.1.ffn.seen is 0, expected 1",
+        HOLDS + "LightConvModel.decoder.layers.1.ffn.calls",
     ),
-    "a count in Python": (
-        lambda made: setattr(layer(made), "ffn", Counted(layer(made).ffn)),
+    "a count in a dictionary": (
+        around(then(lambda module: module.calls.update(n=module.calls["n"] + 1)), calls={"n": 0}),
         nothing,
-        r"an update changes .*layers.1.ffn.calls",
+        HOLDS + "LightConvModel.decoder.layers.1.ffn.calls",
     ),
+    "a count in an iterator": (
+        around(then(lambda module: next(module.calls)), calls=itertools.count()),
+        nothing,
+        HOLDS + "LightConvModel.decoder.layers.1.ffn.calls",
+    ),
+    "a list of the task's": (counts_in_task, nothing, HOLDS + "TranslationTask.batches"),
+    "a loss that triples late": (triples_late, nothing, HOLDS + "PlaLabelSmoothedCrossEntropy.calls"),
+    "tensors in a deque": (running_mean, nothing, HOLDS + "PlaLabelSmoothedCrossEntropy.means"),
+    "what cannot be copied": (
+        lambda made: setattr(layer(made).ffn, "words", (word for word in "ab")),
+        nothing,
+        r"layers.1.ffn.words cannot be copied",
+    ),
+    "random numbers of numpy's": (skips(np.random.random), nothing, "random numbers of numpy are drawn on the host"),
+    "random numbers of Python's": (skips(random.random), nothing, "random numbers of Python are drawn on the host"),
     "a log of its own": (results(logs_aside), nothing, "aside is logged by a forward pass"),
     "a log of a padded number": (
         results(lambda sample, loss, size, logged: (loss, size, logged | {"n": sample["target"].numel()})),
@@ -163,8 +246,11 @@ CASES: dict[str, tuple[Change, Change, str]] = {
     "a number that the host asks for": (
         lambda made: setattr(made.get_criterion(), "report_accuracy", True),
         nothing,
-        "a number is asked for during a capture",  # on a GPU: a wait
+        ASKED,
     ),
+    "a question for rare words": (results(weighs_rare), nothing, ASKED),
+    "a question for padding": (results(weighs_padding), nothing, ASKED),
+    "a question for NaN": (results(refuses_nan), nothing, ASKED),
     "a probability": (nothing, lambda made: setattr(layer(made).ffn_residual.dropout, "p", 0.4), "gradient"),
     "a criterion's number": (
         nothing,
@@ -177,7 +263,7 @@ CASES: dict[str, tuple[Change, Change, str]] = {
     "a lost gradient": (nothing, in_ours(lost_gradient), "norm 0, expected"),
     "a symbol of padding": (
         nothing,
-        in_ours(lambda own: setattr(own, "padding", own.padding._replace(pad=7))),
+        in_ours(lambda updates: setattr(updates, "padding", updates.padding._replace(pad=7))),
         "logged loss",
     ),
     "a loss by a count": (
@@ -190,6 +276,7 @@ CASES: dict[str, tuple[Change, Change, str]] = {
         nothing,
         "",
     ),
+    "a p-norm": (p_norm, nothing, ""),
 }
 
 
@@ -197,17 +284,30 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "one kernel after the other" in record.getMessage()]
 
 
+def assert_same_state(made: Any, expected: Any) -> None:
+    """Compare what modules, criterion and task hold in Python."""
+    for each in (made, expected):
+        vars(layer(each).ffn).pop("words", None)  # of which there is no copy
+    states = [State(each.get_model(), each.get_criterion(), each.task).contents() for each in (made, expected)]
+    states = [{name: content._replace(shared=[]) for name, content in state.items()} for state in states]
+    # identities, which are drawn, and configurations, which say --cuda-graphs
+    others = (".training", ".means", "._owner", "_state_id", ".cfg")
+    assert [name for name in changed(*states) if not name.endswith(others)] == []
+
+
 def compare(made: Any, expected: Any, samples: list[Any], first: Change = nothing, later: Change = nothing) -> None:
     """Train for two epochs; compare losses, norms, counts, parameters and buffers."""
     logged = []
     for each in (made, expected):
+        np.random.seed(1)
+        random.seed(1)
         first(each)
-        before = train(each, samples).logged
+        run = train(each, samples)
         each.begin_epoch(2)
         later(each)
-        logged.append(before + train(each, samples).logged)
+        logged.append(run.logged + train(each, samples).logged)
     for mine, theirs in zip(*logged, strict=True):
-        assert mine.keys() == theirs.keys()
+        assert mine.keys() - {"by_graphs"} == theirs.keys()
         for name in theirs.keys() - {"wps", "ups", "train_wall", "wall"}:
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-3), name
     torch.testing.assert_close(parameters(made), parameters(expected), rtol=0, atol=2e-4)
@@ -216,17 +316,60 @@ def compare(made: Any, expected: Any, samples: list[Any], first: Change = nothin
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_change_is_found_and_the_training_is_fairseqs(case, graphs, monkeypatch, caplog):  # noqa: F811
-    """By the comparison alone, with no refusal beforehand; what is found is said once."""
+def test_a_change_is_found_and_the_training_is_fairseqs(case, graphs, monkeypatch, caplog):
+    """By the comparison alone, with no refusal beforehand; what is found is said once, and leaves no trace."""
     monkeypatch.setattr(trainer, "refuse", lambda own: None)
     first, later, message = CASES[case]
     drops = "probability" in case
     flags = ["--dropout", "0.2"] if drops else []
-    made = flagged(*flags)
+    made, expected = flagged(*flags), begin(False, CPU, *flags)
     # where a batch is padded, dropout draws other masks
-    compare(made, begin(False, CPU, *flags), batches(1) * 4 if drops else mixed(2), first, later)
+    compare(made, expected, batches(1) * 2 if drops else mixed(1), first, later)
+    assert_same_state(made, expected)
     assert re.search(message or "^$", "".join(said(caplog)))
-    assert len(said(caplog)) == bool(message) == (made._lightconv_captured is None)
+    assert len(said(caplog)) == bool(message) == (made.updates is None)
+
+
+def own(owner: Callable[[Any], Any], name: str) -> Change:
+    """Give something a method of its own, which does what the former did."""
+
+    def put(made: Any) -> None:
+        former = getattr(owner(made), name, lambda *args, **options: None)
+        setattr(owner(made), name, MethodType(lambda self, *args, **options: former(*args, **options), owner(made)))
+
+    return put
+
+
+def from_update(start: int) -> Change:
+    """A loss that triples from an update on, which only the trainer's own count tells."""
+
+    def put(made: Any) -> None:
+        def change(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
+            return (3 if made.get_num_updates() + 1 >= start else 1) * loss, size, logged
+
+        results(change)(made)
+
+    return put
+
+
+# a schedule's start, and the update that finds it
+@pytest.mark.parametrize(("start", "end"), [(3, 4), (13, 16)])
+def test_a_schedule_of_ones_own_is_found(start, end, graphs, caplog):
+    """The message says since when the training may differ; until then it is fairseq's."""
+    made, expected = flagged(), begin(False, CPU)
+    samples = batches(end)
+    compared = end // 2
+    for each in (made, expected):
+        from_update(start)(each)
+        train(each, samples[:compared])
+    torch.testing.assert_close(parameters(made), parameters(expected), rtol=0, atol=2e-4)
+    for sample in samples[compared:]:
+        made.train_step([sample])
+    (message,) = said(caplog)
+    doubtful = f"Updates {compared + 1} to {end - 1} ({end - 1 - compared}) were made by graphs"
+    assert f"This is so from update {end} on. {doubtful}" in message
+    assert f"--restore-file the checkpoint of update {compared} or" in message
+    assert made.updates is None
 
 
 REFUSALS: dict[str, tuple[str, Change]] = {
@@ -241,6 +384,16 @@ REFUSALS: dict[str, tuple[str, Change]] = {
         "--distributed-world-size 2",
         lambda made: setattr(made.cfg.optimization, "stop_time_hours", 1),
     ),
+    "--ddp-backend fully_sharded is given": (
+        "",
+        lambda made: setattr(made.cfg.distributed_training, "ddp_backend", "fully_sharded"),
+    ),
+    "--quantization-config-path is given": ("", lambda made: setattr(made, "quantizer", object())),
+    "TranslationTask has a train_step of its own": ("", own(lambda made: made.task, "train_step")),
+    "TranslationTask has a optimizer_step of its own": ("", own(lambda made: made.task, "optimizer_step")),
+    "LightConvModel has a set_num_updates of its own": ("", own(lambda made: made.get_model(), "set_num_updates")),
+    "layers.1.ffn has a set_num_updates of its own": ("", own(lambda made: layer(made).ffn, "set_num_updates")),
+    "CrossEntropy has a set_num_updates of its own": ("", own(lambda made: made.get_criterion(), "set_num_updates")),
 }
 
 
@@ -260,18 +413,18 @@ def test_without_a_gpu_it_is_said_once(caplog):
     made = flagged()
     with caplog.at_level(logging.WARNING):
         for sample in batches(2):
-            assert captured_training(made, [sample]) is None
             assert made.train_step([sample]) is not None
-    reason = "the model is on a cpu, not on a GPU"
-    assert said(caplog) == [f"--cuda-graphs: updates are made one kernel after the other, since {reason}"]
+    assert made.refusal == "the model is on a cpu, not on a GPU"
+    assert said(caplog) == [f"--cuda-graphs: updates are made one kernel after the other, since {made.refusal}"]
 
 
-def language_model() -> Any:
+def language_model(captured: bool) -> Any:
     torch.manual_seed(1)
     flags = [*(word for word in RECIPE if word != "--share-all-embeddings"), "--cpu"]
     words = translation("transformer", TYPES, [*SIZE, *flags]).task.target_dictionary
     size = ["--decoder-layers", "2", "--decoder-embed-dim", "32", "--dropout", "0", "--tokens-per-sample", "20"]
-    given = ["--task", "language_modeling", "--arch", "transformer_lm", *size, *flags]
+    graphs = ["--cuda-graphs"] if captured else []
+    given = ["--task", "language_modeling", "--arch", "transformer_lm", *size, *flags, *graphs]
     cfg = convert_namespace_to_omegaconf(training_arguments(given))
     task = LanguageModelingTask(cfg.task, words)
     made = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
@@ -285,8 +438,8 @@ def monolingual(sample: dict[str, Any]) -> dict[str, Any]:
     return collate(texts, pad_idx=1, eos_idx=2)
 
 
-def lightconv() -> Any:
-    made = begin(False, CPU, arch="lightconv")
+def lightconv(captured: bool) -> Any:
+    made = begin(captured, CPU, arch="lightconv")
     for name, param in made.get_model().named_parameters():
         if "conv_bias" in name:  # fairseq leaves them as they come, and uses them nowhere
             param.data.fill_(1)
@@ -294,64 +447,66 @@ def lightconv() -> Any:
 
 
 @pytest.mark.parametrize("make", [language_model, lightconv])
-def test_fairseqs_models(make, graphs, caplog):  # noqa: F811
+def test_fairseqs_models(make, graphs, caplog):
     samples = [monolingual(each) for each in mixed(2)] if make is language_model else mixed(2)
-    made, plain = make(), make()
-    made.cfg.optimization.cuda_graphs = True
+    made, plain = make(True), make(False)
     compare(made, plain, samples)
     assert said(caplog) == []
     states = [own.optimizer.state_dict()["state"] for own in (made, plain)]
     assert states[0].keys() == states[1].keys()
 
 
-def test_the_first_update_of_an_epoch_is_made_twice(graphs, monkeypatch):  # noqa: F811
-    """fairseq's ``train_step`` is called for it, and for no other."""
-    made, calls, original = flagged(), [], FairseqTask.train_step
+def test_updates_that_are_compared(graphs, monkeypatch):
+    """The first, second, fourth and so on, and the first of each epoch: fairseq's ``train_step`` makes them, too."""
+    calls, original = [], FairseqTask.train_step
 
     def train_step(*args: Any, **others: Any) -> Any:
-        calls.append(made.get_num_updates())
+        calls.append(made.get_num_updates() + 1)
         return original(*args, **others)
 
     monkeypatch.setattr(FairseqTask, "train_step", train_step)
-    for epoch in (1, 2):
+    monkeypatch.setitem(LOOP, "train_step", (train_step,))
+    made = flagged()
+    for epoch, count in ((1, 5), (2, 5)):
         made.begin_epoch(epoch)
-        train(made, batches(3))
-    assert calls == [0, 3]
-    assert made._lightconv_captured.proven
+        train(made, batches(count))
+    assert calls == [1, 2, 4, 6, 8]
+    assert made.refusal is None
 
 
-def test_a_late_gradient_that_is_not_finite(graphs, tmp_path):  # noqa: F811
+def test_a_late_gradient_that_is_not_finite(graphs, tmp_path):
     """The host learns of it three updates later; message and crash.pt are of the update in which it happened."""
     made = flagged("--save-dir", str(tmp_path))
-    made.cfg.common.log_interval = 1000
+    made._intervals = [1000]
     del made._gathered_optim_state  # as before the first checkpoint
-    told, weight = None, layer(made).ffn.fc1.weight
-    for number, sample in enumerate(batches(7)):
-        before, kept = parameters(made), weight.data.clone()
-        if number == 3:
-            want = before
+    message, weight = None, layer(made).ffn.fc1.weight
+    for number, sample in enumerate(batches(9)):
+        previous, content = parameters(made), weight.data.clone()
+        if number == 4:
+            expected = previous
             weight.data.fill_(torch.nan)
         try:
             made.train_step([sample])
         except FloatingPointError as error:
-            told = str(error)
-        if number == 3:
-            weight.data.copy_(kept)
-    assert re.search(r"not finite in update 4; .*crash\.pt", str(told))
+            message = str(error)
+        if number == 4:
+            weight.data.copy_(content)
+    assert re.search(r"not finite in update 5; .*crash\.pt", str(message))
     state = torch.load(tmp_path / "crash.pt", weights_only=False)
-    assert state["optimizer_history"][-1]["num_updates"] == 3
-    assert {int(each["step"]) for each in state["last_optimizer_state"]["state"].values()} == {3}
+    assert state["optimizer_history"][-1]["num_updates"] == 4
+    assert {int(moments["step"]) for moments in state["last_optimizer_state"]["state"].values()} == {4}
     made.get_model().load_state_dict(state["model"])
-    assert torch.equal(parameters(made), want)
+    assert torch.equal(parameters(made), expected)
 
 
-def test_nothing_changes_after_the_last_loss_scale():
-    made = begin(True, CPU)
-    captured = made._lightconv_captured
-    updates = captured.updates
+def test_nothing_changes_after_the_last_loss_scale(on_cpu):
+    on_cpu(False)
+    made = flagged()
+    made.train_step(batches(1))
+    updates = made.updates
     settings = dataclasses.replace(settings_of(made), scaled=True, lowest=64.0, least=0.0)
     updates.begin(updates.flat, settings, dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 128.0})
-    before = parameters(made)
+    previous = parameters(made)
     outcomes = []
     for bad in (True, False, False):
         updates.flat.grad.fill_(torch.nan if bad else 1.0)
@@ -359,4 +514,4 @@ def test_nothing_changes_after_the_last_loss_scale():
         outcomes.append(updates._outcome[[0, 2]].tolist())
     assert outcomes[0] == [0, 1]
     assert [applied for applied, _ in outcomes] == [0, 0, 0]
-    assert torch.equal(parameters(made), before)
+    assert torch.equal(parameters(made), previous)
