@@ -13,6 +13,8 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, IncrementalState, LightweightConv
 from lightconv_plugin.modules.linear import is_plain, packed_weight
+from lightconv_plugin.ops import torch_private
+from lightconv_plugin.ops.torch_private import children_of
 
 Kinds = dict[str, tuple[type[nn.Module], ...]]
 
@@ -38,7 +40,7 @@ def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
             return False
     if block.encoder_attn is None:
         return False
-    conv, residuals = block.mixer.conv, [block._modules[name] for name in RESIDUALS]
+    conv, residuals = block.mixer.conv, [children_of(block)[name] for name in RESIDUALS]
     predictor = getattr(conv, "weight_linear", None)
     if (
         conv.normalization != "softmax"
@@ -60,21 +62,23 @@ def maps_and_norms(block: Any) -> tuple[list[Any], list[Any]]:
 
     By name in the modules' dictionaries: as attributes they would take longer to find than some products to compute.
     """
-    parts = block._modules
-    mixer, attention, ffn = (parts[name]._modules for name in ("mixer", "encoder_attn", "ffn"))
-    conv = mixer["conv"]
-    kernels = conv if type(conv) is LightweightConv else conv._modules["weight_linear"]
+    parts: Any = children_of(block)
+    mixer, attention, ffn = (children_of(parts[name]) for name in ("mixer", "encoder_attn", "ffn"))
+    conv: Any = mixer["conv"]
+    kernels = conv if type(conv) is LightweightConv else children_of(conv)["weight_linear"]
     maps = [mixer["in_proj"], kernels, mixer["out_proj"], attention["q_proj"], attention["out_proj"]]
-    return [*maps, ffn["fc1"], ffn["fc2"]], [parts[name]._modules["layer_norm"] for name in RESIDUALS]
+    return [*maps, ffn["fc1"], ffn["fc2"]], [children_of(parts[name])["layer_norm"] for name in RESIDUALS]
 
 
 def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
     """The operator's parameters as they are now, in its order."""
     into, kernels, out, query, attended, first, second = maps
-    found = [into._parameters["weight"], into._parameters["bias"], kernels._parameters["weight"]]
+    projection = torch_private.parameters_of(into)
+    parameters = [projection["weight"], projection["bias"], torch_private.parameters_of(kernels)["weight"]]
     for part in (out, norms[0], query, attended, norms[1], first, second, norms[2]):
-        found += part._parameters["weight"], part._parameters["bias"]
-    return found
+        registered = torch_private.parameters_of(part)
+        parameters += registered["weight"], registered["bias"]
+    return parameters
 
 
 def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
@@ -97,8 +101,8 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
     bf16 = len(packed) == len(found)
     if not ops.takes("decoder_block", x[:, :1] if bf16 else x):  # in bfloat16 any number of rows
         return None
-    mixer, attention, residual = (block._modules[name] for name in ("mixer", "encoder_attn", "mixer_residual"))
-    conv = mixer._modules["conv"]
+    mixer, attention, residual = (children_of(block)[name] for name in ("mixer", "encoder_attn", "mixer_residual"))
+    conv = children_of(mixer)["conv"]
     return ops.decoder_block(
         x,
         parameters_of(maps, norms),
