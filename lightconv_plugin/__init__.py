@@ -11,7 +11,6 @@ Imports point one way: ops.reference <- ops <- modules <- models, tasks, criteri
 ``compat`` alone knows what fairseq needs on today's torch, numpy and Python.
 """
 
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,6 @@ __version__ = "0.2.0"  # pyproject.toml reads it here
 
 _MODELS = ("LightConvLanguageModel", "LightConvModel")
 
-# of a package for fairseq's speech tasks, which it asks for as it is imported
-logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 if sys.modules.get("fairseq") is not None:  # as always under --user-dir, which fairseq imports
     from lightconv_plugin import register  # noqa: F401
 

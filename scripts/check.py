@@ -24,7 +24,7 @@ from scripts.fairseq_io import commands
 from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices, find_devices
 from scripts.fairseq_io.inputs import check_binarised
-from scripts.fairseq_io.models import Command, TaskAndModel, in_words, load_plugin, make_task, parse, without_memory
+from scripts.fairseq_io.models import Command, TaskAndModel, in_words, load_plugin, make_task, parse
 from scripts.scoring.detokenise import SAME_UNITS
 
 NOWHERE = Path("no-data")
@@ -122,6 +122,8 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.optim import lr_scheduler
 
+    from lightconv_plugin.compat.internals import on_meta_device
+
     joined, what = load_dataset(config.dataset).binarise.joined_dictionary, "task"
     if data is None and not joined and getattr(args, "share_all_embeddings", False):
         raise UserError(
@@ -135,7 +137,7 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
         task = make_task(cfg.task, joined=joined, has_data=data is not None)
         if task is None:
             return None
-        with without_memory():
+        with on_meta_device():
             what = "model"
             model = task.build_model(cfg.model)
             what = "loss"

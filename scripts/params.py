@@ -16,7 +16,7 @@ from typing import Any
 from data_prep.common.command import argument_parser, run_command
 from data_prep.common.terminal import aligned
 from scripts.config import flags, load_config
-from scripts.fairseq_io.models import load_plugin, stand_in_dictionary, training_arguments, without_memory
+from scripts.fairseq_io.models import load_plugin, stand_in_dictionary, training_arguments
 from scripts.tables.published import read_tables
 
 
@@ -80,10 +80,12 @@ def build(args: Namespace, size: Vocabulary) -> Any:
     """Build the model of fairseq-train's arguments without memory. Call ``load_plugin`` before."""
     import fairseq.models
 
+    from lightconv_plugin.compat.internals import on_meta_device
+
     source = stand_in_dictionary(size.source)
     target = source if size.target is None else stand_in_dictionary(size.target)
     task = Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
-    with without_memory():
+    with on_meta_device():
         return fairseq.models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 import lightconv_plugin.register  # noqa: F401  as a command of fairseq's imports it
-from lightconv_plugin.compat.commands import leave_out_what_says_nothing
+from lightconv_plugin.compat.commands import ignore_deprecations
 from lightconv_plugin.ops import backend
 from tests.conftest import reset_loggers
 
@@ -59,7 +59,7 @@ def _main(words: Sequence[str], environment: Mapping[str, str], first: Callable[
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
     reset_loggers()
-    leave_out_what_says_nothing()  # as loading the plugin does, which was before the fork
+    ignore_deprecations()  # as loading the plugin does, which was before the fork
     torch.set_num_threads(1)  # those of the test's process are not in its fork
     backend._announced.clear()
     kind, what, *rest = words

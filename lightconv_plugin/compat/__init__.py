@@ -1,7 +1,185 @@
-"""Shims that fairseq (ve-fairseq 0.12.3) needs on today's torch, numpy and Python, or would be silently wrong without.
+"""The one place where this project changes fairseq (ve-fairseq 0.12.3) or uses names that fairseq keeps private.
 
-`apply()` runs once, when `--user-dir` loads the plugin. Every shim says which version of what needs it and does nothing
-where it is not needed. A fairseq function is wrapped: same signature; the original is called, except to write files.
+``apply`` makes all changes, once, when ``--user-dir`` loads the plugin or ``lightconv_plugin.register`` is imported;
+``training`` makes the two that add ``--cuda-graphs``. A function of fairseq is wrapped: same signature, and the
+original is called, except to write files. Only attributes of fairseq's own modules and classes are replaced: Python,
+numpy and torch stay as they are for everybody else in the process. ``ops.torch_private`` is the same place for torch.
+
+Every function below changes or uses the names of fairseq that its row lists. tests/compat/test_table.py compares the
+rows with the code, and walks the tree for private names elsewhere.
+
+Changes
+-------
+
+checkpoints.read_checkpoint_types
+    names    checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_ema_from_checkpoint
+    mends    reading checkpoints with torch 2.6 and later, which by default reads tensors alone
+    without  every checkpoint is refused
+    test     tests/compat/test_checkpoints.py::test_a_checkpoint_gives_its_model
+checkpoints.read_broadcast_types
+    names    distributed.utils._broadcast_object_slow, distributed.utils._TensorPlaceholder
+    mends    resuming on several devices with torch 2.6 and later
+    without  all processes but the first refuse the checkpoint
+    test     tests/compat/test_checkpoints.py::test_other_processes_receive_a_checkpoint_when_training_resumes
+checkpoints.refuse_damaged_checkpoints
+    names    checkpoint_utils.load_checkpoint_to_cpu
+    mends    files that are damaged or no checkpoints
+    without  a flipped bit changes a parameter in silence; of other files torch advises to switch its check off
+    test     tests/compat/test_checkpoints.py::test_any_flipped_bit_is_refused_or_changes_nothing
+checkpoints.save_complete_checkpoints
+    names    checkpoint_utils.torch_persistent_save, file_io.PathManager.copy
+    mends    checkpoints that are written in place
+    without  a kill or a full disk leaves half a file as checkpoint_last.pt
+    test     tests/compat/test_saving.py::test_a_copy_that_dies_leaves_the_last_checkpoint_as_it_was
+checkpoints.keep_updates_at_epoch_ends
+    names    checkpoint_utils.save_checkpoint
+    mends    --save-interval-updates where an update ends an epoch
+    without  that checkpoint is missing, and an average of the last ones is of others
+    test     tests/compat/test_intervals.py::test_every_interval_leaves_its_checkpoint_and_counts_as_kept
+checkpoints.remember_patience
+    names    trainer.Trainer.save_checkpoint, checkpoint_utils.load_checkpoint
+    mends    --patience of a training that is interrupted and goes on
+    without  it takes its first validation for the best, and ends later
+    test     tests/compat/test_intervals.py::test_patience_counts_the_validations_of_every_interval_and_over_a_pause
+safetensors.load_safetensors
+    names    checkpoint_utils.load_checkpoint_to_cpu
+    mends    model.safetensors as a checkpoint
+    without  fairseq reads its own format alone
+    test     tests/convert/test_use.py
+training.restore_numpy_names
+    names    data.data_utils.np, data.language_pair_dataset.np, data.token_block_dataset.np
+    mends    names that numpy 2.0 and 2.4 removed
+    without  AttributeError with --sample-break-mode eos and --num-batch-buckets
+    test     tests/compat/test_shims.py::test_blocks_of_one_sentence_need_numpy_compat
+training.train_in_bfloat16_without_tpu
+    names    options.parse_args_and_arch
+    mends    --bf16 on GPUs and CPUs
+    without  fairseq-train asks for torch_xla
+    test     tests/compat/test_shims.py::test_bfloat16_means_no_tpu
+training.check_task_and_criterion
+    names    options.parse_args_and_arch
+    mends    a task or a criterion that does not fit the model
+    without  an error of hydra's, or of the first backward pass
+    test     tests/compat/test_shims.py::test_flags_that_do_not_fit_the_model_are_named
+training.train_data_parallel_on_cpu
+    names    distributed.utils.call_main, models.distributed_fairseq_model.DistributedDataParallel
+    mends    several processes on CPUs
+    without  each trains a model of its own, or none trains
+    test     tests/compat/test_data_parallel.py::test_two_processes_match_one_that_accumulates_and_resume
+training.divide_by_the_loss_scale_once
+    names    optim.amp_optimizer.AMPOptimizer.step
+    mends    --amp
+    without  gradients are divided by the loss scale twice
+    test     tests/compat/test_shims.py::test_the_loss_scale_of_amp_is_taken_back_once
+training.refuse_lost_trainings
+    names    trainer.Trainer.__init__
+    mends    python -O, and torchrun of fairseq-hydra-train on CPUs
+    without  no checkpoint_last.pt is written; each process trains a model of its own
+    test     tests/compat/test_shims.py::test_python_without_asserts_is_refused
+training.add_flag
+    names    dataclass.configs.OptimizationConfig
+    mends    --cuda-graphs as a flag of fairseq-train
+    without  an unknown flag
+    test     tests/training/test_trainings.py
+training.make_trainers
+    names    trainer.Trainer.__new__
+    mends    the class of the trainer with --cuda-graphs
+    without  the flag has no effect
+    test     tests/training/test_trainings.py
+commands.ignore_deprecations
+    names    warnings of the modules fairseq, fairseq_cli and lightconv_plugin.compat
+    mends    FutureWarnings of fairseq's calls of torch
+    without  they are printed in every command
+    test     tests/compat/test_untouched.py::test_commands_print_no_warnings
+commands.import_speech_quietly
+    names    the logger fairseq.tasks.text_to_speech
+    mends    the advice to install tensorboardX for speech
+    without  it is printed in every command
+    test     tests/compat/test_untouched.py::test_commands_print_no_warnings
+commands.compose_quietly
+    names    dataclass.utils.initialize, dataclass.utils.compose
+    mends    hydra's warnings of fairseq's calls
+    without  twenty lines in every command
+    test     tests/compat/test_untouched.py::test_commands_print_no_warnings
+commands.normalise_weights_quietly
+    names    models.fconv.nn
+    mends    torch's advice that concerns weight_norm in convolutional models
+    without  it is printed in every command
+    test     tests/compat/test_untouched.py::test_commands_print_no_warnings
+commands.pin_memory_for_gpus_alone
+    names    data.iterators.torch
+    mends    torch's warning of pinned memory without a GPU
+    without  it is printed in every training on a CPU
+    test     tests/compat/test_untouched.py::test_commands_print_no_warnings
+commands.help_with_model_options
+    names    options.parse_args_and_arch
+    mends    --help with --arch and --task
+    without  it lists no option of the model or the task
+    test     tests/compat/test_shims.py::test_help_lists_every_option_of_a_model_with_a_sentence
+commands.block_ngrams_within_hypotheses
+    names    ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram
+    mends    --no-repeat-ngram-size without fairseq's extension
+    without  nothing is blocked
+    test     tests/compat/test_generation.py::test_no_ngram_is_repeated_where_that_is_forbidden
+commands.end_lines_at_line_feeds
+    names    distributed.utils.call_main, and the global fileinput of fairseq_cli.interactive
+    mends    lines with a carriage return in fairseq-interactive --input
+    without  one line has several answers
+    test     tests/compat/test_generation.py::test_interactive_answers_as_many_lines_as_there_are
+internals.on_meta_device
+    names    modules.conv_tbc.torch, until its context ends
+    mends    counting the parameters of models without their memory
+    without  convolutional models take their memory
+    test     tests/models/test_parameters.py
+
+Private names, used and not changed
+-----------------------------------
+
+checkpoints.plain_types
+    names    _core and _reconstruct of numpy, of which there are two spellings
+    mends    the arrays of scores in checkpoints
+    without  a checkpoint that a training with --eval-bleu wrote is refused
+    test     tests/compat/test_checkpoints.py::test_the_types_of_old_checkpoints_load
+internals.LOSS_SCALER
+    names    _iter, _last_overflow_iter, _last_rescale_iter, _overflows_since_rescale of DynamicLossScaler
+    mends    the loss scale of captured updates, kept as fairseq keeps it
+    without  AttributeError with --fp16 --cuda-graphs
+    test     tests/training/test_trainings.py
+internals.set_seed
+    names    trainer.Trainer._set_seed
+    mends    the random numbers of a captured update
+    without  AttributeError with --cuda-graphs
+    test     tests/training/test_comparison.py
+internals.prepare_sample
+    names    trainer.Trainer._prepare_sample
+    mends    a batch on the device, for the comparison of updates
+    without  AttributeError with --cuda-graphs
+    test     tests/training/test_comparison.py
+internals.log_update
+    names    trainer.Trainer._reduce_and_log_stats
+    mends    the log of captured updates
+    without  AttributeError with --cuda-graphs
+    test     tests/training/test_trainings.py
+internals.first_batch
+    names    trainer.Trainer._dummy_batch
+    mends    the shapes of batches as fairseq collates them
+    without  AttributeError with --cuda-graphs
+    test     tests/training/test_trainings.py
+internals.use_model_itself, internals.wrap_model_again
+    names    trainer.Trainer._wrapped_model, trainer.Trainer._wrapped_criterion
+    mends    captured updates of several processes
+    without  AttributeError with --cuda-graphs
+    test     tests/training/test_trainings.py
+internals.is_at_end
+    names    data.iterators.EpochBatchIterator._cur_epoch_itr
+    mends    the end of an epoch before its first batch
+    without  AttributeError with --cuda-graphs
+    test     tests/training/test_trainings.py
+internals.is_prepared_for_inference
+    names    models.BaseFairseqModel._is_generation_fast
+    mends    packed weights that are kept from search to search
+    without  they are packed for every search
+    test     tests/compat/test_table.py::test_models_are_prepared_for_inference
 """
 
 import functools
@@ -14,21 +192,25 @@ __all__ = ["CheckpointError", "apply"]
 
 @functools.cache
 def apply() -> None:
-    """Apply every shim; calling it again changes nothing."""
-    checkpoints.allow_checkpoint_types()
-    checkpoints.allow_broadcast_types()
+    """Make every change; calling it again changes nothing."""
+    commands.import_speech_quietly()
+    checkpoints.read_checkpoint_types()
+    checkpoints.read_broadcast_types()
     safetensors.load_safetensors()
     checkpoints.refuse_damaged_checkpoints()
-    checkpoints.save_checkpoints_whole()
+    checkpoints.save_complete_checkpoints()
     checkpoints.keep_updates_at_epoch_ends()
     checkpoints.remember_patience()
-    training.restore_numpy_compat()
+    training.restore_numpy_names()
     training.train_in_bfloat16_without_tpu()
-    training.name_flags_that_do_not_fit()
+    training.check_task_and_criterion()
     training.train_data_parallel_on_cpu()
-    training.refuse_python_without_asserts()
+    training.refuse_lost_trainings()
     training.divide_by_the_loss_scale_once()
-    commands.leave_out_what_says_nothing()
+    commands.ignore_deprecations()
+    commands.compose_quietly()
+    commands.normalise_weights_quietly()
+    commands.pin_memory_for_gpus_alone()
     commands.help_with_model_options()
-    commands.block_ngrams_that_were_written()
+    commands.block_ngrams_within_hypotheses()
     commands.end_lines_at_line_feeds()

@@ -1,6 +1,6 @@
-"""Models as `model.safetensors` with `config.json` beside it: formats that run nothing when they are read.
+"""Models as ``model.safetensors`` with ``config.json`` beside it: reading these formats runs no code.
 
-fairseq reads one wherever it reads a checkpoint of its own: `--path`, `--finetune-from-model`, `from_pretrained`.
+fairseq takes such a file wherever it takes a checkpoint: ``--path``, ``--finetune-from-model``, ``from_pretrained``.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ SUFFIX = ".safetensors"
 
 
 def settings_of(path: Path) -> Path:
-    """The file of settings that belongs to a file of parameters."""
+    """Return the path of the settings that belong to a file of parameters."""
     return path.with_name("config.json")
 
 
 def write_safetensors(state: dict[str, Any], path: Path) -> None:
-    """Write the parameters and the settings of a checkpoint, as `convert` leaves it, to ``path`` and beside it.
+    """Write the parameters of a checkpoint, as ``convert`` makes it, to ``path``, and its settings beside it.
 
-    The format has no parameter under two names: the second of a shared one stands as a reference in the settings.
+    The format has no parameter under two names: the second name of a shared one is a reference in the settings.
 
     Raises:
-        OSError: they cannot be written; each of the two files is whole, or as it was.
+        OSError: they cannot be written; each of the two files is complete or unchanged.
     """
     from safetensors.torch import save
 
     names: dict[Any, str] = {}
     tied: dict[str, str] = {}
     for name, tensor in state["model"].items():
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if (first := names.setdefault(place, name)) != name:
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if (first := names.setdefault(memory, name)) != name:
             tied[name] = first
-    own = {name: state["model"][name].contiguous().clone() for name in names.values()}
+    tensors = {name: state["model"][name].contiguous().clone() for name in names.values()}
     settings = {part: state[part] for part in state if part != "model"} | {"tied": tied}
     with whole_file(path) as file:
-        file.write(save(own, metadata={"format": "pt"}))
+        file.write(save(tensors, metadata={"format": "pt"}))
     with whole_file(settings_of(path)) as file:
         file.write(f"{json.dumps(settings, indent=1, sort_keys=True)}\n".encode())
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return what ``write_safetensors`` was given.
+    """Return the checkpoint that ``write_safetensors`` has written.
 
     Raises:
-        OSError, KeyError, ValueError, safetensors.SafetensorError: a file is missing, damaged or another's.
+        OSError, KeyError, ValueError, safetensors.SafetensorError: a file is missing, damaged or of another kind.
     """
     from safetensors.torch import load_file
 
@@ -58,12 +58,12 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def load_safetensors() -> None:
-    """All versions: a checkpoint whose name ends in `.safetensors` is read as one."""
+    """Read a checkpoint whose name ends in ``.safetensors`` in that format."""
     from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
 
     @shim(checkpoint_utils, "load_checkpoint_to_cpu")
-    def by_suffix(
+    def load_by_suffix(
         original: Original, path: str, arg_overrides: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         if not str(path).endswith(SUFFIX):

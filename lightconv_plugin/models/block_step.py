@@ -13,6 +13,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, IncrementalState, LightweightConv
 from lightconv_plugin.modules.linear import is_plain, packed_weight
+from lightconv_plugin.ops.torch_private import children_of, parameters_of
 
 Kinds = dict[str, tuple[type[nn.Module], ...]]
 
@@ -38,7 +39,7 @@ def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
             return False
     if block.encoder_attn is None:
         return False
-    conv, residuals = block.mixer.conv, [block._modules[name] for name in RESIDUALS]
+    conv, residuals = block.mixer.conv, [children_of(block)[name] for name in RESIDUALS]
     predictor = getattr(conv, "weight_linear", None)
     if (
         conv.normalization != "softmax"
@@ -60,13 +61,14 @@ def weights_of(block: Any) -> ops.BlockWeights:
 
     By name in the modules' dictionaries: as attributes they would take longer to find than some products to compute.
     """
-    parts = block._modules
-    mixer, attention, ffn = (parts[name]._modules for name in ("mixer", "encoder_attn", "ffn"))
-    mixer_norm, attention_norm, ffn_norm = (parts[name]._modules["layer_norm"]._parameters for name in RESIDUALS)
+    parts: Any = children_of(block)
+    mixer, attention, ffn = (children_of(parts[name]) for name in ("mixer", "encoder_attn", "ffn"))
+    norms: Any = [parameters_of(children_of(parts[name])["layer_norm"]) for name in RESIDUALS]
+    mixer_norm, attention_norm, ffn_norm = norms
     in_weight, in_bias = _layer(mixer["in_proj"])
-    conv = mixer["conv"]
+    conv: Any = mixer["conv"]
     is_light = type(conv) is LightweightConv
-    kernel: Any = conv._parameters["weight"] if is_light else _layer(conv._modules["weight_linear"])[0]
+    kernel: Any = parameters_of(conv)["weight"] if is_light else _layer(children_of(conv)["weight_linear"])[0]
     out_weight, out_bias = _layer(mixer["out_proj"])
     query_weight, query_bias = _layer(attention["q_proj"])
     attended_weight, attended_bias = _layer(attention["out_proj"])
@@ -97,7 +99,8 @@ def weights_of(block: Any) -> ops.BlockWeights:
 
 def _layer(linear: Any) -> tuple[Tensor, Tensor]:
     """Return the weight, packed where it is, and the bias."""
-    packed, parameters = packed_weight(linear), linear._parameters
+    packed = packed_weight(linear)
+    parameters: Any = parameters_of(linear)
     return parameters["weight"] if packed is None else packed, parameters["bias"]
 
 
@@ -116,8 +119,8 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
         return None
     if not entry["at_once"] or need_weights or x.shape[0] != 1:
         return None
-    mixer, attention, residual = (block._modules[name] for name in ("mixer", "encoder_attn", "mixer_residual"))
-    conv, is_packed = mixer._modules["conv"], packed_weight(mixer._modules["in_proj"]) is not None
+    mixer, attention, residual = (children_of(block)[name] for name in ("mixer", "encoder_attn", "mixer_residual"))
+    conv, is_packed = children_of(mixer)["conv"], packed_weight(children_of(mixer)["in_proj"]) is not None
     if not ops.takes("decoder_block", x[:, :1] if is_packed else x):  # with packed weights any number of rows
         return None
     return ops.decoder_block(
@@ -130,5 +133,5 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
         gated=mixer.glu,
         dynamic=isinstance(conv, DynamicConv),
         norm_first=residual.normalize_before,
-        eps=residual._modules["layer_norm"].eps,
+        eps=residual.layer_norm.eps,
     )

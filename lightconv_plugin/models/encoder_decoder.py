@@ -178,6 +178,8 @@ class LightConvDecoder(TransformerDecoderBase):
 class LightConvModel(PluginModel, TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
 
+    config_class = LightConvConfig
+
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LightConvModel":
         """Build from flags (a namespace), YAML or a checkpoint's config.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from fairseq import file_utils, hub_utils
+from fairseq.dataclass import FairseqDataclass
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_REGISTRY
@@ -62,12 +63,18 @@ class TextModel(TrainedModel):
 
 
 class PluginModel(BaseFairseqModel):
-    """Base of both models."""
+    """Base of both models.
+
+    Attributes:
+        config_class: the dataclass of the model's flags.
+    """
+
+    config_class: type[FairseqDataclass]
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        """Add the flags of the model's dataclass, which ``register_model`` keeps under this name."""
-        add_arguments(parser, getattr(cls, "__dataclass")())
+        """Add the flags of the model's dataclass."""
+        add_arguments(parser, cls.config_class())
 
     @classmethod
     def from_pretrained(

@@ -46,6 +46,8 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
 class LightConvLanguageModel(PluginModel, FairseqLanguageModel):
     """LightConv and DynamicConv language model (Wu et al., ICLR 2019, Table 4)."""
 
+    config_class = LightConvLanguageModelConfig
+
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "LightConvLanguageModel":
         """Build from flags (a namespace), YAML or a checkpoint's config.

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from lightconv_plugin import ops
-from lightconv_plugin.ops.autograd import constant
+from lightconv_plugin.ops import torch_private
 
 _MODULE_CALL = nn.Module.__call__
 _PACKED = "_lightconv_packed"  # attribute of the linear layers in a copy that ``with_packed_weights`` makes
@@ -42,7 +41,7 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
     """Return the module and its descendants; a shared module appears once per parent. Faster than ``modules()``."""
     modules = [module]
     for parent in modules:
-        modules += [child for child in parent._modules.values() if child is not None]
+        modules += [child for child in torch_private.children_of(parent).values() if child is not None]
     return modules
 
 
@@ -53,20 +52,18 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     no hooks; torch has no hooks for all modules, and no tool has replaced the class's methods. Its parameters are not
     quantised, sparse or spread over machines. Only such a module's work may be done elsewhere from its parameters.
     """
-    attributes = vars(module)
     return (
         type(module) is kind
-        and "forward" not in attributes
-        and module._compiled_call_impl is None
-        and not (attributes["_forward_hooks"] or attributes["_forward_pre_hooks"])
-        and not (attributes["_backward_hooks"] or attributes["_backward_pre_hooks"])
-        and not _has_any_global_hook()
+        and "forward" not in vars(module)
+        and not torch_private.is_compiled_in_place(module)
+        and not torch_private.has_hooks(module)
+        and not torch_private.has_global_hooks()
         and _has_methods_of_source(kind)
-        and all(map(_is_plain_tensor, attributes["_parameters"].values()))
+        and all(map(_is_plain_tensor, torch_private.parameters_of(module).values()))
     )
 
 
-@constant
+@torch_private.constant
 def _has_methods_of_source(kind: type[nn.Module]) -> bool:
     """Return True if ``kind.forward`` and ``nn.Module.__call__`` are those of the classes' source.
 
@@ -101,9 +98,12 @@ def with_packed_weights(module: Any) -> Any:
         return module
     if type(module) is nn.Linear:
         packed = ops.pack_weight(module.weight)
-        return module if packed is None else _alike(module, {_PACKED: packed})
-    parts = {name: None if part is None else with_packed_weights(part) for name, part in module._modules.items()}
-    return module if parts == module._modules else _alike(module, {"_modules": parts})
+        return module if packed is None else _with_attributes(type(module), vars(module) | {_PACKED: packed})
+    children = torch_private.children_of(module)
+    copies = {name: None if child is None else with_packed_weights(child) for name, child in children.items()}
+    if copies == children:
+        return module
+    return _with_attributes(type(module), torch_private.with_children(module, copies))
 
 
 def packed_bytes(module: nn.Module) -> int:
@@ -112,8 +112,8 @@ def packed_bytes(module: nn.Module) -> int:
     return sum(weight.nbytes for weight in packed if weight is not None)
 
 
-def _alike(module: nn.Module, changed: dict[str, Any]) -> nn.Module:
-    """Return a module of the same class with the same attributes, but for those changed."""
-    copied = module.__new__(type(module))
-    vars(copied).update(vars(module) | changed)
-    return copied
+def _with_attributes(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+    """Return a module of a class with these attributes, without calling its ``__init__``."""
+    module = kind.__new__(kind)
+    vars(module).update(attributes)
+    return module

@@ -7,42 +7,30 @@ mode and of a program that another tool records, the definition runs from the st
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 
-from lightconv_plugin.ops import reference
+from lightconv_plugin.ops import reference, torch_private
 from lightconv_plugin.ops.normalization import normalize_kernel
 from lightconv_plugin.ops.sequences import convolve_packed
 
-Decision = TypeVar("Decision", bound=Callable[..., Any])
-PROXY = torch._C._TorchDispatchModeKey.PROXY
 
-
-def constant(function: Decision) -> Decision:
-    """Have torch.compile call a function while it compiles, and keep what it gives.
-
-    This is ``torch.compiler.assume_constant_result`` without its import of the compiler, which takes seconds.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
-@constant
+@torch_private.constant
 def transformed() -> bool:
     """Return True inside of a transform of ``torch.func`` and where forward-mode derivatives are computed."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return torch_private.is_in_transform() or torch_private.is_in_forward_mode()
 
 
-@constant
+@torch_private.constant
 def recording() -> bool:
     """Return True while another tool records a program: torch.export, torch.jit.trace, torch.onnx.export, make_fx.
 
     Such a program may be loaded where the library is not, and be called with other lengths.
     """
-    return torch._C._is_tracing() or torch.compiler.is_exporting() or torch._C._get_dispatch_mode(PROXY) is not None
+    return torch_private.is_tracing() or torch.compiler.is_exporting() or torch_private.is_in_make_fx()
 
 
 def has_values(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lightconv_plugin.ops import autograd, library
+from lightconv_plugin.ops import autograd, library, torch_private
 from lightconv_plugin.ops.checks import check_choice
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
     return choose_backend(operator, "auto", x, *others) == "native"
 
 
-@autograd.constant
+@torch_private.constant
 def _announce(level: int, *words: str) -> None:
     """Log it, once a process."""
     if words not in _announced:
@@ -195,17 +195,17 @@ def precision_of_products() -> str:
     return "bf16" if by_switch and torch.ops.lightconv.cpu_bf16_units(-1) > 0 else products
 
 
-@autograd.constant
+@torch_private.constant
 def has_kernel(operator: str, device: str) -> bool:
     """Return True if the library has a kernel of ``operator``, and of its gradient, for a type of device."""
     if library.load() is not None:
         return False
     names = (operator, OPERATORS[operator].gradient)
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return all(has(f"lightconv::{name}", device.upper()) for name in names if name is not None)
+    overloads = [getattr(torch.ops.lightconv, name).default for name in names if name is not None]
+    return all(overload.has_kernel_for_dispatch_key(device.upper()) for overload in overloads)
 
 
-@autograd.constant
+@torch_private.constant
 def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> str | None:
     return _cached_reason_of_kind(operator, device, dtype)
 

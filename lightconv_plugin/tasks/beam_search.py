@@ -15,6 +15,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from lightconv_plugin import ops
+from lightconv_plugin.compat.internals import is_prepared_for_inference
 from lightconv_plugin.modules.linear import packed_bytes
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
 from lightconv_plugin.tasks.search_graphs import CapturedSearch
@@ -94,7 +95,7 @@ class BeamSearchGenerator(SequenceGenerator):
         )
         self._captured = CapturedSearch(list(self.model.models), self.rules)
         # prepared for inference, models keep their weights; those that --eval-bleu searches with go on learning
-        keep = all(getattr(model, "_is_generation_fast", False) for model in self.model.models)
+        keep = all(map(is_prepared_for_inference, self.model.models))
         self._held = self._parts() if keep and self._refused is None else None
         if self._held is not None:
             self._report_packed(self._held)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightconv_plugin.modules.linear import modules_of
+from lightconv_plugin.ops.torch_private import buffers_of, parameters_of
 from lightconv_plugin.tasks.search_rules import Hypothesis, Rules
 from lightconv_plugin.tasks.search_steps import DeviceSearch
 
@@ -92,7 +93,10 @@ class CapturedSearch:
 
     def _present_weights(self) -> list[Tensor]:
         modules = itertools.chain.from_iterable(map(modules_of, self.models))
-        return [t for own in modules for t in (*own._parameters.values(), *own._buffers.values()) if t is not None]
+        registered = itertools.chain.from_iterable(
+            (*parameters_of(module).values(), *buffers_of(module).values()) for module in modules
+        )
+        return [tensor for tensor in registered if tensor is not None]
 
 
 @functools.cache

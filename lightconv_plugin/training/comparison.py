@@ -14,6 +14,7 @@ from fairseq import metrics, utils
 from fairseq.modules import FairseqDropout, LayerDropModuleList
 from torch import Tensor, nn
 
+from lightconv_plugin.compat.internals import log_update, prepare_sample, set_seed
 from lightconv_plugin.modules import Dropout
 from lightconv_plugin.training.state import CannotCapture, changed, host_random_numbers
 from lightconv_plugin.training.updates import SAMPLE_SIZE, Updates
@@ -26,7 +27,8 @@ SHOWN = 5  # differences in a message
 NORM, LOGGED, GRADIENT = "the norm", "the logged ", "the gradient of "
 # the classes that drop, each with the name of its probability
 DROPPING: dict[type[nn.Module], str] = {
-    nn.modules.dropout._DropoutNd: "p",
+    **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), "p"),
+    **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), "p"),
     nn.MultiheadAttention: "dropout",
     nn.RNNBase: "dropout",
     FairseqDropout: "p",
@@ -69,7 +71,7 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
     if differing:
         raise CannotCapture(f"an update by graphs is not fairseq's: {'; '.join(differing[:SHOWN])}")
     logged = {name: graphs[LOGGED + name].item() for name in updates.keys}
-    trainer._reduce_and_log_stats([logged], graphs[SAMPLE_SIZE].item(), graphs[NORM].float())
+    log_update(trainer, logged, graphs[SAMPLE_SIZE].item(), graphs[NORM].float())
 
 
 def differences(results: Pass, expected: Pass, tolerance: float, exact: Iterable[str]) -> list[str]:
@@ -109,12 +111,12 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
     of_16_bits = getattr(optimizer, "fp16_params", None)  # of these fairseq takes 0 for no gradient
     params = list(of_16_bits or optimizer.params)
     with updates.aside():
-        trainer._set_seed()
+        set_seed(trainer)
         for param in params:
             param.grad = torch.zeros_like(param) if of_16_bits else None
         contents, drawn = updates.state.contents(), host_random_numbers(updates.device)
         for sample in samples:
-            batch, _ = trainer._prepare_sample(utils.apply_to_sample(Tensor.clone, sample))
+            batch = prepare_sample(trainer, utils.apply_to_sample(Tensor.clone, sample))
             _, size, logged = trainer.task.train_step(batch, trainer.model, trainer.criterion, scaled, updates_made)
             for name, number in {SAMPLE_SIZE: size, **{LOGGED + name: logged[name] for name in logged}}.items():
                 dtype = torch.int64 if isinstance(number, int) else torch.float64
@@ -134,7 +136,7 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
 def _by_updates(trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float, **options: Any) -> Pass:
     """Make the passes of padded batches, see ``Updates.tried``."""
     with updates.aside():
-        trainer._set_seed()
+        set_seed(trainer)
         counted, gradients = updates.tried(samples, scale, **options)
         names = [SAMPLE_SIZE, *(LOGGED + name for name in updates.keys)]
         numbers = dict(zip(names, counted.cpu().unbind(), strict=True))

@@ -7,16 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lightconv_plugin.ops.fused import update as ending
+from lightconv_plugin.ops.torch_private import copy_to_all
 
 ALIGNMENT = 64  # numbers: every parameter begins where matrix products are fastest
-# the numbers of ``ending.CONTROL`` that are fairseq's DynamicLossScaler's
-SCALER = {
-    "loss_scale": "loss_scale",
-    "iteration": "_iter",
-    "last_overflow": "_last_overflow_iter",
-    "last_rescale": "_last_rescale_iter",
-    "overflows": "_overflows_since_rescale",
-}
 
 
 class FlatModel:
@@ -81,7 +74,7 @@ class FlatModel:
                 source = master.data if name == "param" else moments.get(name)
                 if source is not None:
                     parts = [part.view(-1) for part in self.views(getattr(self, name))[which]]
-                    torch._foreach_copy_(parts, source.flatten().split([part.numel() for part in parts]))
+                    copy_to_all(parts, source.flatten().split([part.numel() for part in parts]))
         for param, view in zip(self.params, self.views(self.weight), strict=True):
             view.copy_(param.data)
             param.data, param.grad = view, None

@@ -26,6 +26,7 @@ from fairseq.tasks.fairseq_task import StatefulContainer
 from torch import Tensor, nn
 
 from lightconv_plugin.modules.window import StateKey
+from lightconv_plugin.ops import torch_private
 
 # A copy refers to the same objects of these types: attributes of modules, of a task and of its state, which pickle
 # cannot read, are copied each by itself, tensors are put back by their contents, and no update changes the others.
@@ -36,7 +37,6 @@ SHARED = (
 )
 CONTAINERS = {dict, list, set, tuple, OrderedDict}
 PLAIN = {bool, bytes, float, int, str, type(None)} | CONTAINERS  # what is met most, and never shared
-OF_MODULES = ("_parameters", "_modules", "_buffers")  # where nn.Module keeps what it registers
 
 Attributes = dict[str, Any]
 
@@ -112,18 +112,23 @@ class State:
 
     def buffers(self) -> dict[str, Tensor]:
         """Registered buffers by name."""
-        registered = ((name, vars(owner).get("_buffers", {})) for name, owner in self.owners.items())
         return {
             f"{name}.{key}": buffer
-            for name, buffers in registered
-            for key, buffer in buffers.items()
+            for name, owner in self.owners.items()
+            if isinstance(owner, nn.Module)
+            for key, buffer in torch_private.buffers_of(owner).items()
             if buffer is not None
         }
 
     def parameter_names(self) -> dict[Tensor, str]:
         """The name of each parameter."""
-        registered = ((name, vars(owner).get("_parameters", {})) for name, owner in self.owners.items())
-        return {param: f"{name}.{key}" for name, params in registered for key, param in params.items()}
+        return {
+            parameter: f"{name}.{key}"
+            for name, owner in self.owners.items()
+            if isinstance(owner, nn.Module)
+            for key, parameter in torch_private.parameters_of(owner).items()
+            if parameter is not None
+        }
 
     def tensors(self) -> list[Tensor]:
         """All tensors that modules, criterion and task hold, in containers and objects too, but parameters."""
@@ -136,7 +141,7 @@ class State:
         contents: dict[str, Content] = {}
         for name, owner in self.owners.items():
             for key, value in vars(owner).items():
-                if key not in OF_MODULES:
+                if key not in torch_private.MODULE_ATTRIBUTES:
                     written, shared = self._named(f"{name}.{key}", value)
                     tensors = [t for t in _without_parameters(shared) if id(t) not in registered]
                     others = [each for each in shared if not any(each is t for t in tensors)]
@@ -164,7 +169,7 @@ class State:
     @contextmanager
     def kept(self, devices: Iterable[torch.device]) -> Iterator[None]:
         """Put tensors and random numbers back afterwards: those of torch, also on some devices, numpy and Python."""
-        registered = [(buffers, dict(buffers)) for buffers in self._registered()]
+        registered = [(module, dict(torch_private.buffers_of(module))) for module in self.modules]
         tensors = self.tensors() if self._outside is None else self._outside
         # no update writes into an expanded tensor
         contents = [(t, t.detach().clone()) for t in tensors if 0 not in t.stride() or t.numel() < 2]
@@ -175,15 +180,11 @@ class State:
             finally:
                 np.random.set_state(numpys)
                 random.setstate(pythons)
-                for buffers, originals in registered:
-                    buffers.update(originals)
+                for module, buffers in registered:
+                    torch_private.replace_buffers(module, buffers)
                 with torch.no_grad():
                     for tensor, content in contents:
                         tensor.copy_(content)
-
-    def _registered(self) -> Iterator[dict[str, Tensor | None]]:
-        for module in self.modules:
-            yield module._buffers
 
     def _set(self, attributes: dict[str, Attributes]) -> None:
         for name, owner in self.owners.items():

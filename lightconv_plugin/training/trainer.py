@@ -4,15 +4,12 @@ Losses, norms, the loss scale, schedules, validation and checkpoints are those o
 captured is trained as fairseq does it, and the log says why.
 """
 
-import dataclasses
 import logging
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq import metrics
-from fairseq.dataclass.configs import OptimizationConfig
-from fairseq.dataclass.initialize import hydra_init
 from fairseq.models import BaseFairseqModel, FairseqEncoder
 from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
@@ -20,18 +17,19 @@ from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from torch import distributed, nn
 
+from lightconv_plugin.compat import internals
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
+from lightconv_plugin.ops.torch_private import has_hooks
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.comparison import compare
-from lightconv_plugin.training.flat import SCALER, FlatModel, settings_of
+from lightconv_plugin.training.flat import FlatModel, settings_of
 from lightconv_plugin.training.shapes import Padding, Shape
 from lightconv_plugin.training.state import CannotCapture, State
 from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, Numbers, Updates
 
 logger = logging.getLogger(__name__)
 
-HOOKS = [f"_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")]
 # fairseq's loop, which an update by graphs stands in for: what overrides one of these methods is not captured
 LOOP: dict[str, tuple[Any, ...]] = {
     "train_step": (FairseqTask.train_step,),
@@ -46,33 +44,6 @@ HELP = (
     "make updates as CUDA graphs, several times as fast as one kernel after the other: for Adam, on an NVIDIA GPU; "
     "what cannot be captured is trained without, and the log says why"
 )
-
-
-def add_option() -> None:
-    """Give fairseq-train the flag, and its configuration the field ``optimization.cuda_graphs``."""
-    fields = OptimizationConfig.__dataclass_fields__
-    if OPTION in fields:
-        return
-    field: Any = dataclasses.field(default=False, metadata={"help": HELP})
-    field.name, field.type, field._field_type = OPTION, bool, fields["lr"]._field_type
-    setattr(OptimizationConfig, OPTION, False)
-    fields[OPTION], OptimizationConfig.__annotations__[OPTION] = field, bool
-    hydra_init()  # which has read the fields before
-
-
-def capture_updates() -> None:
-    """Have fairseq's programs make a ``CapturedTrainer`` for a ``Trainer`` where the flag asks for it.
-
-    The class chooses, and not the name in ``fairseq_cli.train``: ``python -m fairseq_cli.train``, as torchrun starts
-    it, has a name of its own.
-    """
-
-    def choose(kind: type[Trainer], cfg: Any, *args: Any, **kwargs: Any) -> Trainer:
-        asked = kind is Trainer and getattr(getattr(cfg, "optimization", cfg), OPTION, False)
-        trainer: Trainer = object.__new__(CapturedTrainer if asked else kind)
-        return trainer
-
-    Trainer.__new__ = staticmethod(choose)
 
 
 def refuse(trainer: Any) -> None:
@@ -100,7 +71,7 @@ def refuse(trainer: Any) -> None:
             overrides = function is not None and getattr(function, "__func__", None) not in fairseqs
             refusals[f"{name} has a {method} of its own"] = overrides
         if isinstance(owner, nn.Module):
-            refusals[f"{name} has hooks"] = any(getattr(owner, kind) for kind in HOOKS)
+            refusals[f"{name} has hooks"] = has_hooks(owner)
     if reason := next((sentence for sentence, holds in refusals.items() if holds), None):
         raise CannotCapture(reason)
 
@@ -154,7 +125,7 @@ class CapturedTrainer(Trainer):
         self._epoch_iterator = super().get_train_iterator(epoch, combine, False, data_selector, **options)
         if self._batching.shapes:
             first = self._epoch_iterator.frozen_batches[0]
-            self._first_batch = self._dummy_batch, np.asarray(self._batching.dataset.sizes)[first]
+            self._first_batch = internals.first_batch(self), np.asarray(self._batching.dataset.sizes)[first]
         return self._epoch_iterator
 
     def begin_epoch(self, epoch: int) -> None:
@@ -249,14 +220,14 @@ class CapturedTrainer(Trainer):
     def _start(self, planned: list[Shape]) -> None:
         """Take the updates over from fairseq."""
         # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
-        self._wrapped_model, self._wrapped_criterion = self.get_model(), self.get_criterion()
+        internals.use_model_itself(self)
         words, dataset = self.task.target_dictionary, getattr(self._epoch_iterator, "dataset", None)
         left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
         updates = self._make_updates(Padding(words.pad(), words.eos(), *left), planned)
         flat = FlatModel(self.optimizer, updates.reached)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if scaler := getattr(self.optimizer, "scaler", None):
-            control |= {name: float(getattr(scaler, attribute)) for name, attribute in SCALER.items()}
+            control |= {name: float(getattr(scaler, attribute)) for name, attribute in internals.LOSS_SCALER.items()}
         self.updates = updates  # from here on buffers are flat, and have to be given back
         updates.begin(flat, settings_of(self), control)
 
@@ -280,12 +251,11 @@ class CapturedTrainer(Trainer):
             self._settle()
             self.updates.flat.release()
             self.updates = None
-        if self._wrapped_model is self.get_model():
-            self._wrapped_model = self._wrapped_criterion = None
+        internals.wrap_model_again(self)
 
     def _update(self, updates: Updates, samples: list[Any]) -> dict[str, Any] | None:
         """Begin an update, and log those that the device has made."""
-        self._set_seed()
+        internals.set_seed(self)
         metrics.log_start_time("train_wall", priority=800, round=0)
         number, rate = self.get_num_updates(), self.optimizer.get_lr()
         self._rates[number] = rate
@@ -306,9 +276,7 @@ class CapturedTrainer(Trainer):
 
     def _ends_epoch(self) -> bool:
         """Return True if the update that has just begun is the last of its epoch, or of the training."""
-        epoch = self._epoch_iterator
-        is_last = epoch is not None and epoch._cur_epoch_itr is not None and epoch.end_of_epoch()
-        return is_last or self.get_num_updates() >= self._last
+        return internals.is_at_end(self._epoch_iterator) or self.get_num_updates() >= self._last
 
     def _is_looked_at(self) -> bool:
         """Return True if fairseq logs, validates, saves or ends after the update that has just begun."""
@@ -328,12 +296,11 @@ class CapturedTrainer(Trainer):
     def _take(self, sums: Numbers, outcome: Numbers, control: Numbers) -> dict[str, Any] | None:
         """Log what became of an update; return None for one that was skipped, as fairseq's ``train_step``."""
         scaler = getattr(self.optimizer, "scaler", None)
-        for name, attribute in SCALER.items() if scaler else ():
+        for name, attribute in internals.LOSS_SCALER.items() if scaler else ():
             setattr(scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
         if outcome["applied"]:
             size, norm = sums.pop(SAMPLE_SIZE), torch.tensor(outcome["norm"])
-            logged: dict[str, Any] = self._reduce_and_log_stats([sums], size, norm)
-            return logged
+            return internals.log_update(self, sums, size, norm)
         self.set_num_updates(self.get_num_updates() - 1)
         scale = control["loss_scale"]
         if scaler and not outcome["floor"]:

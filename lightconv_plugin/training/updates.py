@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
+from lightconv_plugin.ops.torch_private import add_to_all
 from lightconv_plugin.tasks.search_graphs import uncollected
 from lightconv_plugin.training import shapes
 from lightconv_plugin.training.flat import FlatModel
@@ -209,7 +210,7 @@ class Updates:
         gradients = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
         reached = {at: gradient.contiguous() for at, gradient in enumerate(gradients) if gradient is not None}
         self.reached = {self._params[at] for at in reached}
-        torch._foreach_add_([sums[at] for at in reached], list(reached.values()))
+        add_to_all([sums[at] for at in reached], list(reached.values()))
         return torch.stack(numbers)
 
     def _number(self, number: Any, sentences: int) -> Tensor:

@@ -27,13 +27,11 @@ def load(path: Path) -> dict[str, Any]:
     """
     import torch
 
-    from lightconv_plugin.compat.checkpoints import check_sums, plain_types, why_unreadable
+    from lightconv_plugin.compat.checkpoints import allowing, check_sums, plain_types, why_unreadable
 
-    # at its end torch takes all of these off its list, so none that were on it before may be among them
-    already = torch.serialization.get_safe_globals()
     try:
         check_sums(path)
-        with torch.serialization.safe_globals([kind for kind in plain_types() if kind not in already]):
+        with allowing(plain_types()):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise UserError(why_unreadable(str(path), error)) from None

@@ -6,12 +6,9 @@ import shlex
 import textwrap
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 from data_prep.common.errors import UserError
 from scripts.fairseq_io.inputs import user_dir
@@ -88,17 +85,6 @@ def load_plugin() -> None:
 
     import_user_module(Namespace(user_dir=str(user_dir())))
     import lightconv_plugin.register  # noqa: F401  fairseq passes over a package of which a part is imported already
-
-
-@contextmanager
-def without_memory() -> Iterator[None]:
-    """Have models built on torch's meta device, fairseq's ConvTBC too, which takes no notice of it."""
-    import torch
-    from fairseq.modules import conv_tbc
-
-    empty = SimpleNamespace(**{**vars(torch), "Tensor": torch.empty})
-    with patch.object(conv_tbc, "torch", empty), torch.device("meta"):
-        yield
 
 
 def stand_in_dictionary(size: int) -> Any:

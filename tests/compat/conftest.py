@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import lightconv_plugin.register  # noqa: F401  applies the shims
 
@@ -39,15 +38,6 @@ def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def allowed() -> Iterator[list[Any]]:
-    """The types that torch reads with the shim, and none of which it reads now."""
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    yield before
-    torch.serialization.add_safe_globals(before)
 
 
 def write_corpus(folder: Path) -> None:

@@ -17,6 +17,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 
+from scripts.fairseq_io.checkpoints import load
+
 from .conftest import RECIPE, REPO, TINY
 
 pytestmark = pytest.mark.usefixtures("forks")
@@ -51,7 +53,7 @@ def test_two_processes_match_one_that_accumulates_and_resume(corpus: Path, tmp_p
     train(2, *two, "--ddp-backend", "pytorch_ddp", "--max-update", "9")
     train(2, *two, "--ddp-backend", "legacy_ddp", "--max-update", "16")
     assert alone[-1] < alone[0]
-    one, other = (torch.load(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two"))
+    one, other = (load(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two"))
     assert other["optimizer_history"][-1]["num_updates"] == 16
     for name, weight in one["model"].items():
         torch.testing.assert_close(other["model"][name], weight, rtol=0, atol=1e-4)

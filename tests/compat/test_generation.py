@@ -10,6 +10,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import interactive
 
+from scripts.fairseq_io.checkpoints import load
 from tests.models import common
 
 from .conftest import Train
@@ -40,7 +41,7 @@ def test_bleu_is_measured_while_training_on_text_of_moses(train: Train, tmp_path
     train(tmp_path, "--max-update", "2", *flags.split(), *arguments)
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
     assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again
-    assert isinstance(torch.load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
+    assert isinstance(load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
 
 
 def test_interactive_answers_as_many_lines_as_there_are(corpus, checkpoint, tmp_path, monkeypatch, capsys):

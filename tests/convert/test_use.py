@@ -20,6 +20,7 @@ from lightconv_plugin import LightConvLanguageModel, LightConvModel, convert
 from lightconv_plugin.compat.safetensors import read_safetensors, write_safetensors
 from lightconv_plugin.units import SENTENCEPIECE, SUBWORD_NMT, CodesError, steps_before, units_of
 from scripts import translate
+from scripts.fairseq_io.checkpoints import load
 from tests.compat.conftest import write_corpus
 from tests.convert import common
 
@@ -204,7 +205,7 @@ def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
     train.cli_main()
 
     before = torch.load(tmp_path / "model.pt", weights_only=True)["model"]
-    after = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=True)["model"]
+    after = load(tmp_path / "tuned" / "checkpoint_last.pt")["model"]
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from lightconv_plugin.ops import backend, library
+from lightconv_plugin.ops import backend, library, torch_private
 from lightconv_plugin.ops.autograd import gradients_of, recorded
 from lightconv_plugin.ops.backend import takes
 
@@ -53,7 +53,7 @@ def linear(
     if relu:
         elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
         if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
-            rows = torch._addmm_activation(bias, x.reshape(-1, weight.shape[1]), weight.t())
+            rows = torch_private.linear_relu(x.reshape(-1, weight.shape[1]), weight, bias)
             return rows.view(*x.shape[:-1], len(weight))
         return F.relu(linear(x, weight, bias))
     if takes("few_rows_linear", x, weight, bias):
