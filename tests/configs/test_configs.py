@@ -119,6 +119,7 @@ UPDATES_OF_AN_EPOCH = {
     **dict.fromkeys(("iwslt14_de_en", "iwslt14_de_en_2018"), 1100),  # public logs of fairseq's command
     "debian_docs_en_de": 1223,  # counted (configs/debian_docs_en_de/base.yaml)
     "debian_en_de": 693,  # counted (the records of configs/RESULTS)
+    "debian_en_fr": 994,  # likewise
     "wmt16_en_de_google": 300,  # 4.5M pairs of some 30 tokens, as in the next two
     "wmt14_en_fr": 1750,  # 36M
     "wmt17_zh_en": 1300,  # 20M
@@ -130,7 +131,12 @@ def every(path: Path) -> str:
     return str(path.relative_to(CONFIGS).with_suffix(""))
 
 
-@pytest.mark.parametrize("path", EVERY, ids=every)
+# Table 6 at a small size trains five epochs, and its records are of a choice between the last epoch and the mean of all
+# five. Validation chose the last in 10 of 11.
+MEANS_AS_RECORDED = CONFIGS / "compare/table6"
+
+
+@pytest.mark.parametrize("path", [path for path in EVERY if path.parent != MEANS_AS_RECORDED], ids=every)
 def test_no_mean_reaches_into_the_warm_up_or_high_learning_rates(path):
     config = load_config(path)
     args = training_arguments(flags(config.train))
