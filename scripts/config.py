@@ -13,7 +13,8 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
                      processes if there are two cores: small models train faster so than with two threads
   average: {by: update, last: 10}   the mean of the last checkpoints; without it the best checkpoint is used as it is
   generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the units of
-                     words; of a language model it is needed only where the text comes prepared
+                     words; of a language model it is needed only where the text comes prepared. precision, no flag of
+                     fairseq's, is that of the search: fp32 (the default), bf16 or int8 on a CPU, fp16 on a GPU, or auto
   tune: {last: [best, 5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all
                      combinations of which are compared on validation, for each seed by itself; best: the checkpoint
                      with the best validation, by itself
@@ -40,7 +41,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.schema import check_fields, require
 from data_prep.common.strict_yaml import read_yaml
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # of a training
+SEARCH_PRECISIONS = (*PRECISIONS, "int8")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
 BEST = "best"
@@ -224,9 +226,11 @@ def _check(file: str, config: dict[str, Any]) -> None:
             check_fields(file, settings, types, [name for name in types if name not in _OPTIONAL], f"{section}.")
             for name, value in settings.items():
                 expect(types[name] is str or value > 0, f"{section}.{name}", value, "a whole number from 1 on")
-    train, batch, average, _, tune, score, speed = (config[section] for section in SECTIONS)
+    train, batch, average, generate, tune, score, speed = (config[section] for section in SECTIONS)
+    searches = ("fp32",) if score.get("metric") == "perplexity" else SEARCH_PRECISIONS
     for key, value, known in (
         ("precision", config.get("precision"), PRECISIONS),
+        ("generate.precision", generate.get("precision"), searches),
         ("score.metric", score.get("metric"), METRICS),
         ("average.by", average.get("by"), ("update", "epoch")),
         ("speed.subset", speed.get("subset"), SUBSETS),

@@ -19,7 +19,7 @@ from data_prep.common.files import read_json, read_lines, write_json, write_line
 from data_prep.common.provenance import signature
 from data_prep.dataset import Dataset, load_dataset
 from scripts.config import Config, config_parser, given_config
-from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
+from scripts.fairseq_io.commands import BEAM, PRECISION, averaged, generation_settings
 from scripts.scoring.detokenise import detokeniser, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
 from scripts.scoring.score_names import COMPARED, FAMILY, NAMES
@@ -35,7 +35,8 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
     used = defaults | generation_settings(config, settings) | {"subset": subset}
     penalty = "lenpen" if used.get("stepwise-length-penalty") is None else "stepwise-length-penalty"
     lengths = [key for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used]
-    how = {key: used[key] for key in ("subset", "beam", penalty, *lengths, "averaged", "seed")}
+    precision = [PRECISION] if used.get(PRECISION, "fp32") != "fp32" else []
+    how = {key: used[key] for key in ("subset", "beam", penalty, *lengths, "averaged", "seed", *precision)}
     return f"{signature(config.name, config.dataset, how)}|sacremoses:{version('sacremoses')}"
 
 

@@ -26,7 +26,7 @@ from data_prep.common.files import read_json, read_lines, write_json
 from data_prep.common.process import run_logged
 from data_prep.dataset import load_dataset
 from scripts.config import Config, config_parser, given_config
-from scripts.fairseq_io.commands import generate_command, speed_settings, train_command
+from scripts.fairseq_io.commands import generate_command, search_precision, speed_settings, train_command
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import REFERENCE, run_generation
 from scripts.fairseq_io.inputs import add_prepared, check_binarised
@@ -113,15 +113,19 @@ def mean_length(data: Path, system: System, subset: str, out: Path) -> int:
     return max(1, round(statistics.fmean(len(line.split()) for line in lines[REFERENCE])))
 
 
+def translator_of(system: System, speed: dict[str, Any], data: Path, languages: tuple[str, str]) -> Translator:
+    """Load a system's model with the settings that its speed is measured at."""
+    settings = speed_settings(system.config, system.chosen, speed)
+    precision = search_precision(system.config, settings, gpu=find_devices().gpu).precision
+    return Translator(system.model, data, languages, settings, precision=precision)
+
+
 def time_by_length(systems: Sequence[System], speed: dict[str, Any], data: Path, prepared: Path) -> None:
     """Time the systems in turns on lines of each of ``LENGTHS``, a batch each; lengths without lines are left out."""
     config = systems[0].config
     source, target = load_dataset(config.dataset).languages
     lines = read_lines(prepared / f"{speed['subset']}.{source}")
-    translators = [
-        Translator(system.model, data, (source, target), speed_settings(system.config, system.chosen, speed))
-        for system in systems
-    ]
+    translators = [translator_of(system, speed, data, (source, target)) for system in systems]
     for least, most in LENGTHS:
         alike = [line for line in lines if least <= len(line.split()) <= most]
         batch = alike[:: max(1, len(alike) // LINES)][:LINES]
@@ -168,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     key = FIGURES[0]
     ratio = found[key]["mean"] / baseline[key]["mean"] if baseline else None
     settings = {**{name: speed[name] for name in ("beam", "batch-size", "subset", "runs")}, "fixed_length": length}
+    settings["precision"] = search_precision(config, config.generate, gpu=find_devices().gpu).precision
     found |= {"trained": not arguments.untrained, "baseline": baseline, "ratio": ratio, "settings": settings}
     write_json(out / "speed.json", found)
     beside = f", {ratio:.2f} times {systems[1].config.name}" if ratio else ""

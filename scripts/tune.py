@@ -24,7 +24,15 @@ from data_prep.dataset import load_dataset
 from scripts.average import average, choose
 from scripts.config import BEST, Config, combinations, config_parser, given_config
 from scripts.fairseq_io import checkpoints, generation
-from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
+from scripts.fairseq_io.commands import (
+    BEAM,
+    averaged,
+    evaluate_command,
+    generate_command,
+    generation_settings,
+    noted_settings,
+    units,
+)
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised
@@ -129,8 +137,8 @@ def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
 
 
 def write_valid(config: Config, best: Candidate, found: dict[str, Any], seed: int | None, out: Path) -> None:
-    """The hypotheses of the chosen candidate, as scripts.generate would have left them."""
-    settings = generation_settings(config, best)
+    """Write the hypotheses of the chosen candidate as scripts.generate would have left them."""
+    settings = noted_settings(config, generation_settings(config, best), gpu=find_devices().gpu)
     lines = found["lines"] | {generation.HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
     noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
     facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order

@@ -209,7 +209,7 @@ class LightConvModel(PluginModel, TransformerModelBase):
         return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def for_search(self) -> tuple[Any, Any]:
-        """Return encoder and decoder for a search: copies with packed weights where products are in bfloat16."""
+        """Return encoder and decoder for a search: on a processor copies, whose linear layers have packed weights."""
         return with_packed_weights(self.encoder), with_packed_weights(self.decoder)
 
     def graph_refusal(self) -> str | None:

@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from data_prep.common.process import python_module
 from data_prep.dataset import load_dataset
 from data_prep.text import bpe
 from lightconv_plugin import LightConvModel
-from scripts import generate, translate, tune
+from lightconv_plugin.ops.fused.linear import lacking
+from scripts import generate, score, translate, tune
 from scripts.config import load_config
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
@@ -32,6 +32,7 @@ from scripts.reproduce import __main__ as reproduce
 from scripts.scoring.detokenise import detokeniser, unit_joiner
 from scripts.scoring.metrics import metric
 from scripts.translate import find_trained
+from tests.ops.conftest import products_in
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -245,13 +246,43 @@ def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(data,
 
 
 @pytest.mark.slow
-def test_the_plugin_is_told_the_precision(model, monkeypatch):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_search_is_in_the_precision_asked_for(precision, model, monkeypatch, caplog):
+    """Whatever the shell says."""
+    if reason := lacking(precision):
+        pytest.skip(reason)
     monkeypatch.setenv(VARIABLE, "of the shell")
-    told = []
-    monkeypatch.setattr(translator, "load_plugin", lambda: told.append(os.environ[VARIABLE]))
-    found = find_trained(model)
-    Translator(found.model, found.dictionaries, ("en", "de"), found.generate, precision="bf16")
-    assert told == ["bf16"]
+    monkeypatch.setattr(translator, "load_plugin", lambda: None)  # it silences the log
+    trained = find_trained(model)
+    with products_in("fp32"), caplog.at_level("INFO"):
+        languages, settings = ("en", "de"), trained.generate
+        search = Translator(trained.model, trained.dictionaries, languages, settings, precision=precision)
+        assert search.translate(["one two ."])[0].endswith(".")
+    assert f"weights packed for the search in {precision}: " in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(lacking("int8") is not None, reason="no units for int8")
+def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path, ask):
+    """The log, the record and the signature of the scores have it; scripts.translate of the run takes it too."""
+    config = tmp_path / "int8.yaml"
+    config.write_text(CONFIG.replace("generate: {", "generate: {precision: int8, "))
+    where = ["--data", data / "binarised", "--model", model, "--prepared", data / "prepared", "--out"]
+    run(generate.main, config, *where, tmp_path / "by_config")
+    run(generate.main, finished[0], *where, tmp_path / "by_flag", "--precision", "int8")
+    for name in ("by_config", "by_flag"):
+        assert read(tmp_path / name / "generation.json")["settings"]["precision"] == "int8"
+        assert "packed for the search in int8" in (tmp_path / name / "generate.log").read_text()
+    hypotheses = read_lines(tmp_path / "by_config" / "hypotheses.tok")
+    assert hypotheses == read_lines(tmp_path / "by_flag" / "hypotheses.tok")
+    scored = ["--hypotheses", tmp_path / "by_config", "--prepared", data / "prepared", "--out", tmp_path / "scores"]
+    run(score.main, config, *scored)
+    assert "|precision:int8" in read(tmp_path / "scores" / "scores.json")["signature"]
+    assert "precision" not in read(data / "toy" / "seed1" / "scores" / "test" / "scores.json")["signature"]
+    file, back = tmp_path / "my.en", detokeniser("de", load_dataset("debian_en_de"))
+    write_lines(file, written(data, "en"))
+    with products_in("fp32"):
+        assert ask(model, b"", str(file), "--precision", "int8") == list(map(back, hypotheses))
 
 
 @pytest.mark.slow

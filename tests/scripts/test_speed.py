@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,8 @@ def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(pla
     assert found["tokens_per_second"]["mean"] == 24
     baseline = found["baseline"]
     assert (baseline["sentences_per_second"]["mean"], found["trained"], found["ratio"]) == (10, True, 0.8)
-    assert found["settings"] == {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2, "fixed_length": None}
+    asked = {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2}
+    assert found["settings"] == {**asked, "fixed_length": None, "precision": "fp32"}
 
 
 def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
@@ -93,8 +95,9 @@ def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "perf_counter", lambda: next(clock) / 2)
 
     class Translator:
-        def __init__(self, model: Path, data: Path, languages: tuple[str, str], generate: dict) -> None:
+        def __init__(self, model: Path, data: Path, languages: Any, generate: dict, *, precision: str) -> None:
             assert (languages, generate["beam"], generate["lenpen"]) == (("en", "de"), 4, 0.9)
+            assert precision == "fp32"
             self.name = "model" if "model/" in str(model) else "other"
 
         def translate(self, batch: list[str]) -> None:

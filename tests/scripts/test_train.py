@@ -106,7 +106,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     monkeypatch.setattr(devices, "_installed", lambda: 0)
     for name in ("ATEN_CPU_CAPABILITY", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"bf16": None, "slower": None})
     made = Place(tmp_path, monkeypatch, capsys)
     made.config(CONFIG)
     return made
