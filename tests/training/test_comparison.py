@@ -324,7 +324,7 @@ def test_a_change_is_found_and_the_training_is_fairseqs(case, graphs, monkeypatc
     flags = ["--dropout", "0.2"] if drops else []
     made, expected = flagged(*flags), begin(False, CPU, *flags)
     # where a batch is padded, dropout draws other masks
-    samples = batches(1) * 2 if drops else mixed(1 if message else 5)
+    samples = batches(1) * 2 if drops else mixed(1 if message else 5)  # 20 updates where graphs make all of them
     compare(made, expected, samples, first, later)
     assert_same_state(made, expected)
     assert re.search(message or "^$", "".join(said(caplog)))
