@@ -28,16 +28,16 @@ def source(tmp_path, original):
 
 @pytest.fixture
 def refuse(capsys):
-    """Run the command, which must refuse and leave everything as it was; gives what it says."""
+    """Return a function that runs the command, asserts that it fails and changes no file, and returns its error."""
 
     def look(folder):
         return [(path.name, path.lstat().st_ino, path.lstat().st_mtime_ns) for path in sorted(folder.iterdir())]
 
     def run(source, out):
-        before = look(out.parent)
+        contents = look(out.parent)
         with pytest.raises(SystemExit, match=r"^error: cannot convert ") as exit:
             convert.main([str(source), str(out)])
-        assert look(out.parent) == before
+        assert look(out.parent) == contents
         return str(exit.value)
 
     return run
@@ -47,18 +47,18 @@ def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
     model, _ = original
     monkeypatch.chdir(tmp_path)
     convert.main(["in.pt", "new/folder/out.pt"])
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("conv_bias"))  # which it does not use
-    assert f"pla_lightconv, {count:,} parameters\n" in said
-    assert "left out, since no model uses them: 6 (decoder.layers.N.conv.conv_bias, decoder.version, " in said
-    assert "wrote new/folder/out.pt" in said
+    assert f"pla_lightconv, {count:,} parameters\n" in printed
+    assert "left out, since no model uses them: 6 (decoder.layers.N.conv.conv_bias, decoder.version, " in printed
+    assert "wrote new/folder/out.pt" in printed
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["out.pt"]
 
 
 def test_every_option_has_its_value(source):
     options = convert.convert(source)[0]["cfg"]["model"]
     assert set(options) - {"_name"} == {name for name in vars(LightConvConfig()) if not name.startswith("_")}
-    unset = {f"{side}_{what}" for side in ("encoder", "decoder") for what in ("embed_path", "query_dim")}
+    unset = {f"{side}_{option}" for side in ("encoder", "decoder") for option in ("embed_path", "query_dim")}
     assert {name for name, value in options.items() if value is None} == {*unset, "adaptive_softmax_cutoff"}
     assert options["max_source_positions"] == 64
 
@@ -66,40 +66,40 @@ def test_every_option_has_its_value(source):
 def test_kernels_as_the_cuda_code_kept_them():
     key, kernels = "encoder.layers.0.conv.weight", torch.rand(4, 1, 1)
     for stored in (kernels, kernels.squeeze(1)):
-        found, dropped = convert.convert_parameters({key: stored}, shared_output=False, sides=())
+        parameters, dropped = convert.convert_parameters({key: stored}, shared_output=False, sides=())
         assert dropped == []
-        assert list(found) == ["encoder.layers.0.mixer.conv.weight"]
-        assert torch.equal(found["encoder.layers.0.mixer.conv.weight"], kernels[:, 0])
+        assert list(parameters) == ["encoder.layers.0.mixer.conv.weight"]
+        assert torch.equal(parameters["encoder.layers.0.mixer.conv.weight"], kernels[:, 0])
 
 
 def test_parameters_that_are_not_those_of_the_options(tmp_path, original, refuse):
-    """Of changed code, or of another model."""
+    """As from changed code, or from another model."""
     model, args = original
     parameters = {k: v for k, v in model.state_dict().items() if k != "decoder.layers.1.fc2.bias"}
     parameters["encoder.layers.0.gate.weight"] = torch.zeros(3)
-    said = refuse(common.save(tmp_path / "in.pt", parameters, args), tmp_path / "out.pt")
+    error = refuse(common.save(tmp_path / "in.pt", parameters, args), tmp_path / "out.pt")
     for words in ('Missing key(s) in state_dict: "decoder.layers.1.ffn.fc2.bias"', '"encoder.layers.0.gate.weight"'):
-        assert words in said
-    other = Namespace(**vars(args) | {"encoder_glu": True})
-    said = refuse(common.save(tmp_path / "in.pt", model, other), tmp_path / "out.pt")
-    assert "mismatch for encoder.layers.0.mixer.in_proj.bias" in said
-    assert "Use the file as fairseq wrote it" in said
+        assert words in error
+    changed_options = Namespace(**vars(args) | {"encoder_glu": True})
+    error = refuse(common.save(tmp_path / "in.pt", model, changed_options), tmp_path / "out.pt")
+    assert "mismatch for encoder.layers.0.mixer.in_proj.bias" in error
+    assert "Use the file as fairseq wrote it" in error
 
 
 def test_models_of_others(tmp_path, task, refuse):
     options = {k: v for k, v in common.TINY.items() if "kernel" not in k}
     args = Namespace(arch="transformer", _name="transformer", **common.TRAINING, **options)
     transformer = ARCH_MODEL_REGISTRY["transformer"].build_model(args, task)
-    said = refuse(common.save(tmp_path / "other.pt", transformer, args), tmp_path / "out.pt")
-    assert "its architecture is transformer, not a LightConv or DynamicConv model" in said
+    error = refuse(common.save(tmp_path / "other.pt", transformer, args), tmp_path / "out.pt")
+    assert "its architecture is transformer, not a LightConv or DynamicConv model" in error
 
 
 def test_what_exists_is_not_replaced(tmp_path, source, refuse):
     (tmp_path / "link.pt").symlink_to("nothing")
     (tmp_path / "config.json").touch()
-    for out, there in ((source, "in.pt"), ("link.pt", "link.pt"), ("new.safetensors", "config.json")):
-        said = refuse(source, tmp_path / out)
-        assert f"{tmp_path / there} exists, and is not replaced: give another name or folder for OUT" in said
+    for out, existing in ((source, "in.pt"), ("link.pt", "link.pt"), ("new.safetensors", "config.json")):
+        error = refuse(source, tmp_path / out)
+        assert f"{tmp_path / existing} exists, and is not replaced: give another name or folder for OUT" in error
 
 
 def test_nothing_is_written_where_reading_fails(tmp_path, source, refuse):

@@ -28,8 +28,8 @@ def batch(task):
 def beams(model, task, sample):
     generator = SequenceGenerator([model], task.target_dictionary, beam_size=3, max_len_b=10)
     return [
-        [(hypothesis["tokens"].tolist(), hypothesis["score"].item()) for hypothesis in found]
-        for found in generator.generate([model], {"net_input": sample, "id": torch.arange(2)})
+        [(hypothesis["tokens"].tolist(), hypothesis["score"].item()) for hypothesis in hypotheses]
+        for hypotheses in generator.generate([model], {"net_input": sample, "id": torch.arange(2)})
     ]
 
 
@@ -40,9 +40,9 @@ def check_equal(original, path, folder, task):
     assert isinstance(converted, LightConvModel)
     sample = batch(task)
     with torch.no_grad():
-        expected, found = original(**sample)[0], converted(**sample)[0]
+        expected, logits = original(**sample)[0], converted(**sample)[0]
     assert expected.std() > 0.1, "logits that are all alike prove nothing"
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     sample.pop("prev_output_tokens")
     for ours, theirs in zip(beams(converted, task, sample), beams(original, task, sample), strict=True):
         assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]

@@ -28,12 +28,12 @@ class Model(BaseFairseqModel):
 
 
 def halved(kind):
-    """A model or decoder with a way of its own from logits to probabilities."""
+    """Return a subclass of a model or decoder that halves the logits in get_normalized_probs."""
 
-    def own(self, net_output, log_probs, sample=None):
+    def get_normalized_probs(self, net_output, log_probs, sample=None):
         return kind.get_normalized_probs(self, (net_output[0] / 2,), log_probs)
 
-    return type("Halved", (kind,), {"get_normalized_probs": own})
+    return type("Halved", (kind,), {"get_normalized_probs": get_normalized_probs})
 
 
 def adaptive():

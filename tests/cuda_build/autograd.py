@@ -9,31 +9,31 @@ from torch import Tensor
 def backward(out: Tensor) -> dict[Tensor, Tensor]:
     """Compute the gradients of a tensor's sum, for all leaves, calling the nodes of its graph one after the other."""
     order: list[Any] = []
-    _after_what_it_needs(out.grad_fn, order, set())
+    _append_in_topological_order(out.grad_fn, order, set())
     received: dict[Any, dict[int, Tensor]] = {out.grad_fn: {out.output_nr: torch.ones_like(out)}}
     leaves: dict[Tensor, Tensor] = {}
     with torch.no_grad():
         for node in reversed(order):
-            given = received.pop(node, None)
-            if given is None:  # those who got its output add its gradient up themselves
+            received_gradients = received.pop(node, None)
+            if received_gradients is None:  # those who got its output add its gradient up themselves
                 continue
             if hasattr(node, "variable"):  # a leaf's
-                leaves[node.variable] = given[0]
+                leaves[node.variable] = received_gradients[0]
                 continue
-            for (following, number), gradient in zip(_edges(node), _call(node, given), strict=True):
+            for (following, number), gradient in zip(_edges(node), _call(node, received_gradients), strict=True):
                 if gradient is not None:
                     sums = received.setdefault(following, {})
-                    wanted = following._input_metadata[number]  # as the engine does, where a sum was broadcast
-                    gradient = gradient.sum_to_size(wanted.shape).to(wanted.dtype)
+                    metadata = following._input_metadata[number]  # as the engine does, where a sum was broadcast
+                    gradient = gradient.sum_to_size(metadata.shape).to(metadata.dtype)
                     sums[number] = sums[number] + gradient if number in sums else gradient
     return leaves
 
 
-def _after_what_it_needs(root: Any, order: list[Any], seen: set[Any]) -> None:
+def _append_in_topological_order(root: Any, order: list[Any], seen: set[Any]) -> None:
     stack = [(root, False)]
     while stack:
-        node, done = stack.pop()
-        if done:
+        node, visited = stack.pop()
+        if visited:
             order.append(node)
         elif node not in seen:
             seen.add(node)
@@ -45,13 +45,17 @@ def _edges(node: Any) -> list[tuple[Any, int]]:
     return [edge for edge in node.next_functions if edge[0] is not None]
 
 
-def _call(node: Any, given: dict[int, Tensor]) -> list[Tensor | None]:
+def _call(node: Any, received_gradients: dict[int, Tensor]) -> list[Tensor | None]:
     """Return the gradients of a node's inputs, as many as it has edges."""
-    inputs = [given.get(number) for number in range(len(node._input_metadata))]
+    inputs = [received_gradients.get(number) for number in range(len(node._input_metadata))]
     if isinstance(node, torch.autograd.function.BackwardCFunction):  # a function in Python; ours take None
-        found = node.apply(*inputs)
-        found = found if isinstance(found, tuple) else (found,)
-        return [each for each, needed in zip(found, node.needs_input_grad, strict=True) if needed]
-    found = node(*inputs)
-    found = found if isinstance(found, tuple) else (found,)
-    return [each for each, (following, _) in zip(found, node.next_functions, strict=True) if following is not None]
+        gradients = node.apply(*inputs)
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        return [gradient for gradient, needed in zip(gradients, node.needs_input_grad, strict=True) if needed]
+    gradients = node(*inputs)
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    return [
+        gradient
+        for gradient, (following, _) in zip(gradients, node.next_functions, strict=True)
+        if following is not None
+    ]

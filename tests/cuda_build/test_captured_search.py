@@ -28,11 +28,13 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
         for name, program in (("a batch", search.begin), ("a step", search.step)):
             with Count() as count:
                 program()
-            found = count.launched()
-            found["step_candidates"] *= 2  # kernels
-            print(f"\n{name}, {found.total()} kernels:", ", ".join(f"{name} {n}" for name, n in found.most_common()))
-            counts.append(found)
-    assert [each.total() for each in counts] == [a_batch, a_step]
+            launched = count.launched()  # kernels by operator
+            launched["step_candidates"] *= 2  # kernels
+            print(
+                f"\n{name}, {launched.total()} kernels:", ", ".join(f"{name} {n}" for name, n in launched.most_common())
+            )
+            counts.append(launched)
+    assert [kernels.total() for kernels in counts] == [a_batch, a_step]
     assert {counts[1][name] for name in ("conv_step", "attend", "_addmm_activation")} == {6}  # one a layer
     assert {counts[1][name] for name in ("search_step", "embedding")} == {1}
     assert "relu" not in counts[1]

@@ -46,11 +46,11 @@ def test_architectures(arch, precision, gpu):
         with waits("cuda") as met:
             model.train()(**net_input)
         # fairseq's adaptive loss waits
-        found = backward(small.criterion(model, task)(model, batch)[0])
+        gradients = backward(small.criterion(model, task)(model, batch)[0])
         for name, parameter in model.named_parameters():
-            assert parameter in found, name
-            assert found[parameter].shape == parameter.shape
-            assert found[parameter].device.type == "cuda"
+            assert parameter in gradients, name
+            assert gradients[parameter].shape == parameter.shape
+            assert gradients[parameter].device.type == "cuda"
         model.eval().make_generation_fast_(need_attn=False)
         source = {name: net_input[name] for name in ("src_tokens", "src_lengths") if "prev_output_tokens" in net_input}
         order, later = torch.arange(4).repeat_interleave(BEAM), torch.zeros(3 * BEAM, dtype=torch.long)

@@ -66,8 +66,8 @@ def test_convolutions(time, batch, heads, width, normalization, dropconnect, dty
         x = torch.ones(batch, time, 48, dtype=dtype).transpose(0, 1)[..., ::2].requires_grad_()
         out = operator(x, weight, padding_l=width - 1, normalization=normalization, dropconnect=dropconnect)
         assert (out.shape, out.dtype) == (x.shape, dtype)
-        found = backward(out)
-        assert all(found[t].shape == t.shape and found[t].dtype == dtype for t in (x, weight))
+        gradients = backward(out)
+        assert all(gradients[t].shape == t.shape and gradients[t].dtype == dtype for t in (x, weight))
     assert gpu.met == {"light_conv", "dynamic_conv", "conv_backward"}
 
 
@@ -82,24 +82,24 @@ def test_what_is_beside_the_convolutions(dtype, gpu):
     assert backward(loss)[logits].dtype == dtype
     weight, bias = (torch.ones(8, dtype=dtype, requires_grad=True) for _ in range(2))
     for p in (0.0, 0.3):
-        found = backward(ops.residual_norm(x, x.detach().requires_grad_(), weight, bias, p, 1e-5))
-        assert sorted((g.shape, g.dtype) for g in found.values()) == [((5, 2, 8), dtype)] * 2 + [((8,), dtype)] * 2
+        gradients = backward(ops.residual_norm(x, x.detach().requires_grad_(), weight, bias, p, 1e-5))
+        assert sorted((g.shape, g.dtype) for g in gradients.values()) == [((5, 2, 8), dtype)] * 2 + [((8,), dtype)] * 2
     forward = {"glu_mask", "residual_norm", "smoothed_nll"}
     assert gpu.met == forward | {f"{name}_backward" for name in forward}
 
 
-@pytest.mark.parametrize(("width", "taken"), [(1, True), (3072, True), (3073, False)])
+@pytest.mark.parametrize(("width", "is_native"), [(1, True), (3072, True), (3073, False)])
 @torch.no_grad()
-def test_steps(width, taken, gpu):
-    """Beyond the widest kernel whose weights fit a GPU's shared memory the definition decodes."""
+def test_steps(width, is_native, gpu):
+    """The reference implementation decodes kernels too wide for a GPU's shared memory."""
     x = torch.ones(1, 2, 24)
     for weight in (torch.ones(2, width), torch.ones(1, 2, 2, width)):
         state = None
         for _ in range(2):
             out, state = ops.conv_step(x, weight, state)
             assert out.shape == x.shape
-    assert gpu.met == ({"conv_step"} if taken else set())
-    if not taken:
+    assert gpu.met == ({"conv_step"} if is_native else set())
+    if not is_native:
         with pytest.raises(ValueError, match="conv_step takes rows of at most 3072 weights; got 3073"):
             ops.conv_step(x, torch.ones(2, width), None, backend="native")
 

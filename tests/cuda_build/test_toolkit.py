@@ -40,18 +40,18 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_without_cuda_the_definition_computes_and_says_why_once():
-    done = run("-c", WITHOUT)
-    assert done.returncode == 0, done.stderr
-    *devices, refused = done.stdout.splitlines()
+def test_without_cuda_the_reference_implementation_runs_and_one_warning_says_why():
+    program = run("-c", WITHOUT)
+    assert program.returncode == 0, program.stderr
+    *devices, refused = program.stdout.splitlines()
     assert devices == ["cuda:0"] * 4
     assert refused.startswith("backend 'native' was asked for, and cannot run light_conv: it runs on NVIDIA GPUs; this")
-    assert done.stderr.count("this torch is built without CUDA") == 1
+    assert program.stderr.count("this torch is built without CUDA") == 1
 
 
 def test_info_without_a_gpu():
-    done = run("-m", "lightconv_plugin.info")
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines(keepends=True) if line.startswith("native, cuda")]
+    program = run("-m", "lightconv_plugin.info")
+    assert program.returncode == 0, program.stderr
+    (line,) = [line for line in program.stdout.splitlines(keepends=True) if line.startswith("native, cuda")]
     built = f"torch {torch.__version__} is built for CUDA, but sees no device: see nvidia-smi"
     assert line == f"native, cuda  not available: {built}\n"

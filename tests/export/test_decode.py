@@ -1,4 +1,4 @@
-"""The example beside an export, a search without torch, against fairseq's and ours."""
+"""decode.py, the search without torch that is written beside an export, compared with fairseq's search and ours."""
 
 import random
 import shutil
@@ -43,10 +43,12 @@ def test_hypotheses_are_those_of_fairseq(model, original, sources, generator, be
     for source in sources:
         net_input = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
         (expected,) = fairseqs.generate([trained], {"net_input": net_input})
-        found = decode.search(model, source, beam, LONGEST)
-        assert [tokens for _, tokens in found] == [hypothesis["tokens"].tolist() for hypothesis in expected]
-        assert_close(torch.tensor([score for score, _ in found]), torch.stack([each["score"] for each in expected]))
-        best.add(tuple(found[0][1]))
+        results = decode.search(model, source, beam, LONGEST)
+        assert [tokens for _, tokens in results] == [hypothesis["tokens"].tolist() for hypothesis in expected]
+        assert_close(
+            torch.tensor([score for score, _ in results]), torch.stack([hypothesis["score"] for hypothesis in expected])
+        )
+        best.add(tuple(results[0][1]))
     assert len(best) > len(sources) // 2, "one translation for all proves nothing"
 
 
@@ -58,16 +60,16 @@ def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(preci
         *sources,
         *([*(4 + int(word[1:]) if word[1:].isdigit() else 3 for word in line.split()), 2] for line in plain),
     ]
-    done = run_alone(exported, "--precision", precision, lines=[*LINES, *plain, "w1 " * 60])
-    assert done.returncode == 1
-    warning, error = done.stderr.splitlines()
+    program = run_alone(exported, "--precision", precision, lines=[*LINES, *plain, "w1 " * 60])
+    assert program.returncode == 1
+    warning, error = program.stderr.splitlines()
     assert warning.startswith(
         f"line {len(LINES) + 2}: the model does not know 2 of its 3 words. It takes text in units: c"
     )
     assert error == f"error: line {len(LINES) + 4} has 60 units; the model takes 59 at most"
     words, model = (exported / "target.txt").read_text().split("\n"), decode.Model(exported, precision)
     expected = [decode.search(model, source, 2, LONGEST)[0][1][:-1] for source in sources]
-    assert done.stdout.split("\n")[:-1] == [" ".join(words[token] for token in tokens) for tokens in expected]
+    assert program.stdout.split("\n")[:-1] == [" ".join(words[token] for token in tokens) for tokens in expected]
 
 
 @pytest.mark.parametrize("flag", ["--beam", "--max-len-b"])
@@ -117,10 +119,10 @@ def test_an_export_without_int8_says_so(exported, tmp_path):
 
 
 def test_padding_is_never_taken(model, monkeypatch):
-    expected, own = decode.search(model, [5, 6, 2], 4, LONGEST), model.step
+    expected, step = decode.search(model, [5, 6, 2], 4, LONGEST), model.step
 
     def certain(*arguments):
-        log_probs, state = own(*arguments)
+        log_probs, state = step(*arguments)
         log_probs[..., model.manifest["pad"]] = 0.0
         return log_probs, state
 

@@ -44,14 +44,14 @@ def build(name: str, **more: Any) -> tuple[Any, Any]:
 
 
 class Unwritten(decode.Model):
-    """The graphs of a model, called as those of an export are."""
+    """The graphs of a model in memory, with the interface of an export on disk."""
 
     def __init__(self, model: Any, task: Any) -> None:
         self.graphs = command.graphs_of(model)
         self.manifest = command.manifest_of(model, task, self.graphs)
 
-    def run(self, graph: str, given: decode.Arrays) -> list[np.ndarray]:
-        inputs = (torch.from_numpy(given[each.name]) for each in self.graphs[graph].inputs)
+    def run(self, graph: str, arrays: decode.Arrays) -> list[np.ndarray]:
+        inputs = (torch.from_numpy(arrays[tensor.name]) for tensor in self.graphs[graph].inputs)
         return [out.numpy() for out in self.graphs[graph].module(*inputs)]
 
 
@@ -103,13 +103,13 @@ def test_what_is_written_gives_what_the_model_does_at_every_length(name, tmp_pat
     else:
         kinds = [kind if kind != WINDOW else "pla_attention_wmt_en_de_big" for kind in small.KINDS]
         models = [build(kind) for kind in kinds]
-        model, task = small.stacked([each for each, _ in models]), models[0][1]
+        model, task = small.stacked([value for value, _ in models]), models[0][1]
     command.export(model, task, tmp_path / "out")
     exported = decode.Model(tmp_path / "out")
     for sizes in SIZES:
         command.compare(model, task, exported, **sizes)
     step = exported.graphs["step"]
-    shapes = {each.name: each.shape for each in step.get_inputs()}
+    shapes = {value.name: value.shape for value in step.get_inputs()}
     assert shapes["tokens"] == shapes["parents"] == ["sentences", "beam"]
     for state, (length, width) in exported.manifest["states"].items():
         assert shapes[state] == [length or "past", "previous", width]

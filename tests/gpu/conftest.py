@@ -25,7 +25,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the figures that tests gave ``record_property``."""
     for reports in terminalreporter.stats.values():
-        for name, figures in (each for report in reports for each in getattr(report, "user_properties", ())):
+        for name, figures in (
+            report_property for report in reports for report_property in getattr(report, "user_properties", ())
+        ):
             terminalreporter.line(f"{name}: {figures}")
 
 

@@ -46,9 +46,9 @@ def test_imports_point_one_way(package):
 def test_the_papers_operators_are_read_without_the_fused_ones():
     """``ops/fused`` and ``csrc/*/fused`` build on LightConv and DynamicConv, never the other way."""
     files = [path for path in TRACKED if CHECKOUT / "lightconv_plugin" / "ops" in path.parents]
-    own = [path for path in files if "fused" not in path.parts and path.name not in GATHERING]
-    assert 0 < len(own) < len(files)
-    for path in own:
+    unfused = [path for path in files if "fused" not in path.parts and path.name not in GATHERING]
+    assert 0 < len(unfused) < len(files)
+    for path in unfused:
         if path.suffix == ".py":
             assert not [name for name in imported(path) if within(name, "lightconv_plugin.ops.fused")], path
         else:
@@ -57,11 +57,11 @@ def test_the_papers_operators_are_read_without_the_fused_ones():
 
 @pytest.mark.parametrize("layer", ["ops", "modules"])
 def test_operators_and_modules_import_torch_alone(layer):
-    own = (*sys.stdlib_module_names, "torch", "lightconv_plugin")
+    allowed = (*sys.stdlib_module_names, "torch", "lightconv_plugin")
     files = [path for path in PYTHON if CHECKOUT / "lightconv_plugin" / layer in path.parents]
     assert files
     for path in files:
-        assert {name for name in imported(path) if name.split(".")[0] not in own} == set(), path
+        assert {name for name in imported(path) if name.split(".")[0] not in allowed} == set(), path
 
 
 def test_no_modules_import_each_other_in_a_circle():

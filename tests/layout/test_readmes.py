@@ -37,7 +37,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.rel
 
 
 def spans(text: str) -> list[str]:
-    """The lines of code blocks, without comments, and the code within lines."""
+    """Return the lines of code blocks, without comments, and the inline code."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.S | re.M)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -45,7 +45,7 @@ def spans(text: str) -> list[str]:
 
 
 def paths(text: str) -> list[str]:
-    """The names of files and folders among the code within lines."""
+    """Return the names of files and folders in the code of a page."""
     return [
         span
         for span in spans(text)
@@ -54,24 +54,28 @@ def paths(text: str) -> list[str]:
 
 
 def expanded(path: str) -> list[str]:
-    """The paths that ``a/{b,c}/d`` stands for."""
-    found = re.search(r"\{([^{}]*)\}", path)
-    if found is None:
+    """Expand the braces of a path such as ``a/{b,c}/d``."""
+    braces = re.search(r"\{([^{}]*)\}", path)
+    if braces is None:
         return [path]
-    return [each for one in found[1].split(",") for each in expanded(path[: found.start()] + one + path[found.end() :])]
+    return [
+        expanded_path
+        for choice in braces[1].split(",")
+        for expanded_path in expanded(path[: braces.start()] + choice + path[braces.end() :])
+    ]
 
 
 def commands(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
     """Modules and scripts of this project that are called, some with a subcommand, and the options given to each."""
-    found = []
+    calls = []
     for span in spans(text):
         called = re.search(r"(?:python -m ((?:scripts|data_prep|lightconv_plugin)[\w.]*)|^(scripts/\w+\.sh))(.*)", span)
         if called:
             rest = shlex.split(called[3].replace("<", " ").replace("|", " "), comments=True)
             command, *subcommand = called[1] or called[2], *rest[:1]
             named = subcommand if command in SUBCOMMANDS else []
-            found.append(((command, *named), [word.partition("=")[0] for word in rest if word.startswith("--")]))
-    return found
+            calls.append(((command, *named), [word.partition("=")[0] for word in rest if word.startswith("--")]))
+    return calls
 
 
 @functools.cache
@@ -80,24 +84,24 @@ def help_of(command: str, *subcommand: str) -> str:
         return subprocess.run(["bash", command, "--help"], capture_output=True, text=True, cwd=CHECKOUT).stdout
     module = importlib.import_module(command)
     main = module if hasattr(module, "main") else importlib.import_module(f"{command}.__main__")
-    said = io.StringIO()
-    with redirect_stdout(said), pytest.raises(SystemExit, match=r"^0$"):
+    printed = io.StringIO()
+    with redirect_stdout(printed), pytest.raises(SystemExit, match=r"^0$"):
         main.main([*subcommand, "--help"])
-    return said.getvalue()
+    return printed.getvalue()
 
 
 @each_page
 def test_every_path_exists(page):
     named = [
-        each
+        name
         for path in paths(page.read_text())
-        for each in expanded(path)
-        if not each.startswith(MADE) and "NAME" not in each
+        for name in expanded(path)
+        if not name.startswith(MADE) and "NAME" not in name
     ]
     for path in named:
         # from the checkout, or anywhere in the page's folder
-        there = any(CHECKOUT.glob(path.rstrip("/")))
-        assert there or any(page.parent.rglob(path.rstrip("/"))), f"{page}: {path}"
+        exists = any(CHECKOUT.glob(path.rstrip("/")))
+        assert exists or any(page.parent.rglob(path.rstrip("/"))), f"{page}: {path}"
 
 
 @each_page

@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 
 
 def dictionary(types: int) -> Dictionary:
-    """A dictionary of ``types`` entries, the four special ones included."""
+    """Return a dictionary of ``types`` vocabulary entries, the four special ones included."""
     result = Dictionary()
     for i in range(types - len(result)):
         result.add_symbol(f"w{i}")
@@ -40,40 +40,40 @@ def dictionary(types: int) -> Dictionary:
 
 
 def task(source: int = 20, target: int | None = None) -> Any:
-    """Return what a model asks of a task: two dictionaries, or one for both when ``target`` is not given.
+    """Return a task as models see it: with two dictionaries, or one for both languages if ``target`` is None.
 
-    A language model asks for the first alone.
+    A language model uses only the first.
     """
     words = dictionary(source)
-    other = words if target is None else dictionary(target)
-    return Namespace(source_dictionary=words, target_dictionary=other, dictionary=words, output_dictionary=words)
+    target_words = words if target is None else dictionary(target)
+    return Namespace(source_dictionary=words, target_dictionary=target_words, dictionary=words, output_dictionary=words)
 
 
 def build(arch: str, task_: Any, **options: Any) -> Any:
-    """A model of architecture ``arch``, as fairseq-train builds it from flags."""
+    """Build a model of architecture ``arch``, as fairseq-train builds it from flags."""
     args = Namespace(arch=arch, **options)
     fairseq.models.ARCH_CONFIG_REGISTRY[arch](args)
     return fairseq.models.ARCH_MODEL_REGISTRY[arch].build_model(args, task_)
 
 
 def tokens(batch: int, time: int, types: int = 20, seed: int = 0) -> Tensor:
-    """(B, T) tokens without special ones."""
+    """Return random (B, T) tokens without special ones."""
     return torch.randint(4, types, (batch, time), generator=torch.Generator().manual_seed(seed))
 
 
 @torch.no_grad()
 def forced(model: Any, net_input: dict[str, Tensor], row: int, words: Tensor) -> Tensor:
-    """(T, V) log-probabilities that one pass over ``words`` gives, a hypothesis of the sentence in ``row``."""
-    inputs = {"src_tokens": words.roll(1)[None]}  # the end of a sentence begins it
+    """Return (T, V) log-probabilities of one pass over ``words``, a hypothesis for the sentence in ``row``."""
+    inputs = {"src_tokens": words.roll(1)[None]}  # fairseq starts a sentence with its end symbol
     if hasattr(model, "encoder"):
         source = {name: tensor[row : row + 1] for name, tensor in net_input.items()}
         inputs = source | {"prev_output_tokens": inputs["src_tokens"]}
     return model.get_normalized_probs(model(**inputs), log_probs=True)[0]
 
 
-def check_scores(model: Any, net_input: dict[str, Tensor], found: list[list[dict[str, Tensor]]]) -> None:
-    """A search must score its hypotheses as one pass over each scores them; the first is the best."""
-    for row, hypotheses in enumerate(found):
+def check_scores(model: Any, net_input: dict[str, Tensor], results: list[list[dict[str, Tensor]]]) -> None:
+    """Assert that a search scored its hypotheses as one pass over each does, and that the first is the best."""
+    for row, hypotheses in enumerate(results):
         assert hypotheses[0]["score"] == max(hypothesis["score"] for hypothesis in hypotheses)
         for hypothesis in hypotheses:
             words = hypothesis["tokens"]
@@ -83,12 +83,12 @@ def check_scores(model: Any, net_input: dict[str, Tensor], found: list[list[dict
 
 
 def parameters(model: torch.nn.Module) -> int:
-    """Return how many weights, shared ones counted once."""
+    """Count the weights, shared ones once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def complete(args: Namespace) -> None:
-    """Fill in what fairseq-train does: what the architecture says, then the defaults of the model's options."""
+    """Complete the options as fairseq-train does: from the architecture, then with the defaults of the model."""
     fairseq.models.ARCH_CONFIG_REGISTRY[args.arch](args)
     config = fairseq.models.MODEL_DATACLASS_REGISTRY.get(fairseq.models.ARCH_MODEL_NAME_REGISTRY[args.arch])
     for option in fields(config) if config is not None else ():
@@ -103,11 +103,11 @@ READERS_ANYWHERE: dict[str, Callable[[Tensor], Any]] = {
     "mask as index": lambda x: x[x > 0],
     "assignment by mask": lambda x: x.clone().__setitem__(x > 0, 0.0),
 }
-"""Faults to be put into a layer: each reads on the host what the device has computed."""
+"""Faults to inject into a layer: each makes the host read a value that the device has computed."""
 
 
 def put_into_layers(monkeypatch: pytest.MonkeyPatch, read: Callable[[Tensor], Any]) -> None:
-    """Have every feed-forward network read its input before its work."""
+    """Make every feed-forward network call ``read`` on its input before it computes."""
     forward = FeedForward.forward
 
     def waiting(self: FeedForward, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every kind of architecture that the plugin registers, at a tiny size: trains, saves, loads, generates."""
+"""Every kind of architecture that the plugin registers, at a tiny size, is trained, saved, loaded and searched."""
 
 import io
 from argparse import Namespace
@@ -16,7 +16,7 @@ from tests.models import common
 
 ARCHITECTURES = sorted(name for name in ARCH_MODEL_REGISTRY if name.startswith("pla_"))
 LANGUAGE_MODELS = [name for name in ARCHITECTURES if "_lm" in name]
-# one for each part that a block may have, for what takes long
+# one architecture for each kind of block, for slow tests
 KINDS = [
     "pla_lightconv_wmt_en_de_big",
     "pla_dynamicconv_decoupled_iwslt_de_en",
@@ -47,33 +47,35 @@ def options(arch: str) -> dict[str, Any]:
 
 
 def of_each_kind() -> list[str]:
-    """The first of the encoder-decoders that differ in dropout, sizes and sharing alone."""
-    found: dict[Any, str] = {}
+    """Return one encoder-decoder of each kind: of those that differ only in dropout, sizes and sharing, the first."""
+    names: dict[Any, str] = {}
     for arch, values in ENCODER_DECODER.items():
-        seen = {name: value for name, value in values.items() if not name.startswith("share") and "drop" not in name}
-        found.setdefault(str(sorted((seen | options(arch)).items())), arch)
-    return list(found.values())
+        compared = {
+            name: value for name, value in values.items() if not name.startswith("share") and "drop" not in name
+        }
+        names.setdefault(str(sorted((compared | options(arch)).items())), arch)
+    return list(names.values())
 
 
 ENCODER_DECODERS = of_each_kind()
 
 
 def task(arch: str) -> Namespace:
-    """A task with one dictionary where the model shares it, otherwise with two of unequal size."""
+    """Return a task with one dictionary if the model shares it, otherwise with two of unequal size."""
     joined = arch in LANGUAGE_MODELS or ENCODER_DECODER.get(arch, {}).get("share_all_embeddings")
     return common.task(TYPES, None if joined else TYPES + 5)
 
 
-def build(arch: str, task_: Namespace, **given: Any) -> Any:
-    """A tiny model of the architecture, its options completed as by fairseq-train."""
+def build(arch: str, task_: Namespace, **overrides: Any) -> Any:
+    """Build a tiny model of the architecture, its options completed as by fairseq-train."""
     positions = {"tokens_per_sample": 64, "max_source_positions": 64, "max_target_positions": 64}
-    args = Namespace(arch=arch, **{**positions, **options(arch), **given})
+    args = Namespace(arch=arch, **{**positions, **options(arch), **overrides})
     common.complete(args)
     return ARCH_MODEL_REGISTRY[arch].build_model(args, task_)
 
 
 def stacked(models: list[Any]) -> Any:
-    """The first of some models, with the first block of each on either side."""
+    """Return the first model, with the first blocks of all models as its encoder's and decoder's layers."""
     for side in ("encoder", "decoder"):
         layers = [getattr(model, side).layers[0] for model in models]
         getattr(models[0], side).layers = torch.nn.ModuleList(layers)
@@ -81,7 +83,7 @@ def stacked(models: list[Any]) -> Any:
 
 
 def toy_batch(arch: str, task_: Namespace) -> dict[str, Any]:
-    """Four sentences, the longest of 7 words: the target is the source backwards, or a language model's next word."""
+    """Return four sentences of 2 to 7 words; the target is the reversed source, or a language model's next word."""
     pad, eos = task_.target_dictionary.pad(), task_.target_dictionary.eos()
     source = torch.full((4, 8), pad)
     target, previous = source.clone(), source.clone()
@@ -100,14 +102,14 @@ def toy_batch(arch: str, task_: Namespace) -> dict[str, Any]:
 
 
 def criterion(model: Any, task_: Namespace) -> Any:
-    """fairseq's loss for the model's kind of softmax."""
+    """Return fairseq's loss for the model's kind of softmax."""
     adaptive = model.decoder.adaptive_softmax is not None
     return (AdaptiveLoss if adaptive else CrossEntropyCriterion)(task_, sentence_avg=False)
 
 
 @torch.no_grad()
 def loss_of(model: Any, batch: dict[str, Any], task_: Namespace) -> float:
-    """Nats a token, without dropout."""
+    """Return the loss in nats per token, without dropout."""
     loss, size, _ = criterion(model.eval(), task_)(model, batch)
     return float(loss / size)
 
@@ -121,8 +123,8 @@ def train(model: Any, batch: dict[str, Any], task_: Namespace) -> None:
         optimiser.step()
 
 
-def test_how_many_there_are():
-    """Those of the tables, four small ones, and the two models' own names."""
+def test_the_number_of_registered_architectures():
+    """The architectures of the tables, four small ones, and one named after each of the two models."""
     assert len(ARCHITECTURES) == 38
     assert len(LANGUAGE_MODELS) == 6
     assert {ARCH_MODEL_NAME_REGISTRY[name] for name in ARCHITECTURES} == {"pla_lightconv", "pla_lightconv_lm"}
@@ -136,7 +138,7 @@ def test_trains_saves_loads_and_generates(arch):
     first = loss_of(model, batch, task_)
     train(model, batch, task_)
     last = loss_of(model, batch, task_)
-    assert last < first  # 0.22 to 0.71 of it for two seeds, with AVX-512, AVX2 and without
+    assert last < first  # last / first is 0.22 to 0.71 for two seeds, with AVX-512, AVX2 and neither
 
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
@@ -149,10 +151,10 @@ def test_trains_saves_loads_and_generates(arch):
         logits, loaded = (m(**batch["net_input"])[0] for m in (model.eval(), fresh))
     assert torch.equal(logits, loaded)
 
-    if arch in LANGUAGE_MODELS:  # searches start from the sentence's end, with nothing given
+    if arch in LANGUAGE_MODELS:  # searches start from the end symbol, without a prompt
         batch["net_input"]["src_tokens"] = torch.full((4, 1), task_.target_dictionary.eos())
     for beam in (1, 3):
         generator = SequenceGenerator([fresh.double()], task_.target_dictionary, beam_size=beam, max_len_b=6)
-        found = generator.generate([fresh], batch)
-        assert [len(hypotheses) for hypotheses in found] == [beam] * 4
-        common.check_scores(fresh, batch["net_input"], found)
+        results = generator.generate([fresh], batch)
+        assert [len(hypotheses) for hypotheses in results] == [beam] * 4
+        common.check_scores(fresh, batch["net_input"], results)

@@ -1,7 +1,7 @@
-"""Parts that users replace, hook, parametrise, prune, quantise or adapt: generation must run what is there.
+"""Parts that users replace, hook, parametrise, prune, quantise or adapt: generation must run the changed parts.
 
-The search, in steps, against the model over all positions at once; a sentence alone, where a block may be one operator,
-against the same sentence in a batch.
+The scores of a search in steps are compared with one pass over all positions: for a batch, and for a single sentence,
+whose few rows a fused operator for a whole block may compute.
 """
 
 import copy
@@ -29,25 +29,25 @@ NORMS = ["mixer_residual.layer_norm", "encoder_attn_residual.layer_norm", "ffn_r
 
 
 def model():
-    """As fairseq-generate prepares it: nobody looks at the attention, so that each block may be one operator."""
+    """Return a model as fairseq-generate prepares it: without attention weights, so a block may be one operator."""
     built = searches.model(DYNAMIC)
     built.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
     return built
 
 
 class Doubled(nn.Linear):
-    """A subclass of what is there."""
+    """A subclass of the original layer."""
 
-    def __init__(self, own):
-        super().__init__(own.in_features, own.out_features)
-        self.load_state_dict(own.state_dict())
+    def __init__(self, original):
+        super().__init__(original.in_features, original.out_features)
+        self.load_state_dict(original.state_dict())
 
     def forward(self, x):
         return 2 * super().forward(x)
 
 
 class Negated(nn.Module):
-    """A wrapper with nothing that what it wraps has but its call."""
+    """A wrapper that can be called like the wrapped module but has none of its attributes."""
 
     def __init__(self, wrapped):
         super().__init__()
@@ -64,7 +64,7 @@ class Tripled(nn.Module):
 
 
 class Noted(torch.Tensor):
-    """A tensor subclass whose products are its own, as quantised and distributed weights are."""
+    """A tensor subclass that overrides linear, as quantised and distributed weights do."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -77,7 +77,7 @@ def hooked(part):
     part.register_forward_pre_hook(lambda _, args: (args[0] * -3,))
 
 
-def own_forward(norm):
+def replace_forward(norm):
     norm.forward = lambda x: nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) * 3
 
 
@@ -86,19 +86,19 @@ def parametrised(part):
 
 
 def pruned_for_good(part):
-    """A plain module again, whose weight has come to stand behind its bias."""
+    """Prune permanently: the module is plain again, but its weight is now registered after its bias."""
     prune.random_unstructured(part, "weight", amount=0.5)
     prune.remove(part, "weight")
     assert is_plain(part, type(part))
     assert list(part._parameters) == ["bias", "weight"]
 
 
-# what is done to parts of every layer of the decoder; where that gives another module, it takes the part's place
+# changes to submodules of every decoder layer; a module that the function returns replaces the submodule
 CHANGES: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
     "subclass": (["mixer.out_proj"], Doubled),
     "weights of a class": (["ffn.fc1"], lambda p: setattr(p, "weight", nn.Parameter(p.weight.data.as_subclass(Noted)))),
     "hook": (["ffn.fc2", "encoder_attn.q_proj"], hooked),
-    "own forward": (["ffn_residual.layer_norm"], own_forward),
+    "own forward": (["ffn_residual.layer_norm"], replace_forward),
     "another epsilon": (["ffn_residual.layer_norm"], lambda norm: setattr(norm, "eps", 0.5)),
     "wrapped parts": (["encoder_attn", "mixer"], Negated),
     "parametrised": (["mixer.in_proj"], parametrised),
@@ -108,16 +108,17 @@ CHANGES: dict[str, tuple[list[str], Callable[[Any], Any]]] = {
 
 
 def check(built):
-    """Both searches score what ``built`` gives over all positions, alone and in a batch, and not what it was before."""
-    batch, alone = sample(SOURCES), sample(SOURCES[:1])
-    alone["net_input"]["src_tokens"] = batch["net_input"]["src_tokens"][:1]
+    """Assert that both searches score as one pass of ``built`` does, and that this differs from the unchanged model."""
+    sentences, alone = sample(SOURCES), sample(SOURCES[:1])
+    alone["net_input"]["src_tokens"] = sentences["net_input"]["src_tokens"][:1]
     for generator in generators([built], max_len_b=8, beam=2):
-        for each in (batch, alone):
-            found = generator.generate([], each)
-            check_scores(built, each["net_input"], found)
-    words = found[0][0]["tokens"][None]
-    after, before = (each(alone["net_input"]["src_tokens"], None, words)[0] for each in (built, model()))
-    assert (after - before).abs().max() > 1e-4
+        for batch in (sentences, alone):  # the last is ``alone``
+            results = generator.generate([], batch)
+            check_scores(built, batch["net_input"], results)
+    words = results[0][0]["tokens"][None]
+    source = alone["net_input"]["src_tokens"]
+    changed_scores, original_scores = (network(source, None, words)[0] for network in (built, model()))
+    assert (changed_scores - original_scores).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -126,8 +127,8 @@ def test_the_search_scores_what_the_changed_model_does(name, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
     built, (paths, change) = model(), CHANGES[name]
     for layer, path in ((layer, path) for layer in built.decoder.layers for path in paths):
-        if isinstance(given := change(layer.get_submodule(path)), nn.Module):
-            layer.set_submodule(path, given)
+        if isinstance(replacement := change(layer.get_submodule(path)), nn.Module):
+            layer.set_submodule(path, replacement)
     with mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
         check(built)
     assert operator.called == (name == "plain again")
@@ -151,28 +152,28 @@ WEIGHTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", WEIGHTS)
 @torch.no_grad()
 def test_weights_that_change_between_two_searches(name, prepared, precision):
-    """The generator of a model in training goes on, as --eval-bleu has it; a prepared model has a new one."""
+    """A generator follows the weights of a model in training, as with --eval-bleu; a prepared model gets a new one."""
     batch = sample(SOURCES)
     with products_in(precision):
         built = model()
         built._is_generation_fast = prepared
         _, ours = generators([built], max_len_b=8)
-        before = ours.generate([], batch)
+        first_results = ours.generate([], batch)
         WEIGHTS[name](built)
         if prepared:
             _, ours = generators([built], max_len_b=8)
-        found = ours.generate([], batch)
-        assert_same(found, generators([copy.deepcopy(built)], max_len_b=8)[1].generate([], batch))
-        assert max(abs(a[0]["score"] - b[0]["score"]) for a, b in zip(found, before, strict=True)) > 1e-3
+        results = ours.generate([], batch)
+        assert_same(results, generators([copy.deepcopy(built)], max_len_b=8)[1].generate([], batch))
+        assert max(abs(a[0]["score"] - b[0]["score"]) for a, b in zip(results, first_results, strict=True)) > 1e-3
         if precision == "fp32":  # captured searches, for GPUs, pack nothing
-            assert_same(captured(ours, batch), found)
+            assert_same(captured(ours, batch), results)
 
 
 @torch.no_grad()
-def test_a_decoders_own_way_to_probabilities_is_taken():
+def test_a_replaced_get_normalized_probs_is_called():
     built = model()
-    own = built.decoder.get_normalized_probs
-    built.decoder.get_normalized_probs = lambda output, log_probs, sample=None: own((output[0] * 0.5,), log_probs)
+    original = built.decoder.get_normalized_probs
+    built.decoder.get_normalized_probs = lambda output, log_probs, sample=None: original((output[0] * 0.5,), log_probs)
     theirs, ours = generators([built], max_len_b=8)
     assert_same(ours.generate([], sample(SOURCES)), theirs.generate([], sample(SOURCES)))
 
@@ -180,7 +181,7 @@ def test_a_decoders_own_way_to_probabilities_is_taken():
 def import_peft() -> Any:
     from transformers import utils
 
-    # a package of fairseq's that transformers takes for usable: it needs another torch than there is
+    # fairseq installs a torchaudio for another torch version, which transformers would import
     with mock.patch.object(utils, "is_torchaudio_available", return_value=False):
         import peft
     return peft
@@ -188,7 +189,7 @@ def import_peft() -> Any:
 
 @torch.no_grad()
 def test_adapters_act_in_the_search():
-    """LoRA, and merged with it the same model, plain again."""
+    """LoRA adapters are searched, and so is the model after they are merged into plain layers."""
     peft = import_peft()
     targets = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
     options = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
@@ -264,8 +265,8 @@ def test_several_models_are_packed_and_searched_together(caplog):
 
 
 @torch.no_grad()
-def test_linear_maps_of_eight_bits_are_searched_as_fairseq_does():
-    """The scale of what is multiplied at once is a step's, not that of a sentence."""
+def test_linear_layers_of_eight_bits_are_searched_as_fairseq_does():
+    """Compared with fairseq's search: the scale is computed per step, so that one pass has other scores."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         built = torch.ao.quantization.quantize_dynamic(model(), {nn.Linear}, dtype=torch.qint8)

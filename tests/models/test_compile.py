@@ -1,4 +1,4 @@
-"""Whole models under ``torch.compile(fullgraph=True)``, one for each part."""
+"""Whole models under ``torch.compile(fullgraph=True)``, with each kind of block."""
 
 from typing import Any
 
@@ -13,26 +13,26 @@ OF_ALL_KINDS, LANGUAGE_MODEL = "a block of each kind", "pla_lightconv_lm_gbw"
 
 
 def build(name: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """A small model of one block a side, or of one of each kind, and its input."""
+    """Build a small model, of one block or one block of each kind on each side, and its input."""
     torch.manual_seed(0)
-    one: dict[str, Any] = {"decoder_layers": 1, "decoder_kernel_size_list": [3]}
+    sizes: dict[str, Any] = {"decoder_layers": 1, "decoder_kernel_size_list": [3]}
     if name == LANGUAGE_MODEL:
-        return small.build(name, small.task(name), **one, tie_adaptive_weights=False), (common.tokens(3, 4),)
-    one |= {"encoder_layers": 1, "encoder_kernel_size_list": [3]}
+        return small.build(name, small.task(name), **sizes, tie_adaptive_weights=False), (common.tokens(3, 4),)
+    sizes |= {"encoder_layers": 1, "encoder_kernel_size_list": [3]}
     kinds = small.KINDS if name == OF_ALL_KINDS else [name]
-    model = small.stacked([small.build(arch, small.task(arch), **one) for arch in kinds])
+    model = small.stacked([small.build(arch, small.task(arch), **sizes) for arch in kinds])
     return model, (common.tokens(3, 6), torch.full((3,), 6), common.tokens(3, 4))
 
 
 def run(model: Any, arguments: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """The features or logits, and in training the gradients of all weights."""
-    torch.manual_seed(1)  # of the masks
+    """Return the features or logits, and in training the gradients of all weights."""
+    torch.manual_seed(1)  # the same dropout masks in every call
     with torch.set_grad_enabled(model.training):
         out = model(*arguments)[0]
         if not model.training:
             return [out]
         gradients = torch.autograd.grad(out.square().sum(), list(model.parameters()), allow_unused=True)
-    # a band of words that none of the input belongs to has no gradient, or zeros
+    # an adaptive embedding band without a word in the input has either no gradient or zeros
     zeros = (torch.zeros_like(weight) for weight in model.parameters())
     return [out.detach(), *(zero if g is None else g for g, zero in zip(gradients, zeros, strict=True))]
 
@@ -53,8 +53,8 @@ def test_models(name, training):
 
 @torch.no_grad()
 @pytest.mark.parametrize("arch", ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"])
-def test_a_decoders_step(arch):
-    """One graph for the first word, one for those after it."""
+def test_a_decoders_step_compiles_to_full_graphs(arch):
+    """The first word takes one graph, later words another."""
     torch._dynamo.reset()
     model, (source, lengths, words) = build(arch)
     model.eval().make_generation_fast_(need_attn=False)

@@ -18,13 +18,13 @@ from tests.models.test_architectures import ENCODER_DECODERS
 from tests.tolerances import assert_close
 
 PAD, EOS = 1, 2
-# of the last the embeddings have one width, and words one softmax
+# the last one has neither adaptive input nor an adaptive softmax
 MODELS = [*ENCODER_DECODERS, *LANGUAGE_MODELS, "pla_lightconv_lm"]
 
 
 @functools.cache
 def built(name: str) -> Any:
-    """A model in float64, for tests that leave it as it is."""
+    """Build a model in float64, shared by tests that do not change it."""
     torch.manual_seed(0)
     return small.build(name, small.task(name)).double().eval()
 
@@ -40,7 +40,7 @@ def encoder_decoder(request):
 
 
 def source_of(model: Any, hypotheses: int = 1) -> dict[str, Any]:
-    """Return what a decoder reads beside words: two sentences for some hypotheses each; a language model nothing."""
+    """Return the decoder's source, two encoded sentences repeated for each hypothesis; {} for a language model."""
     if not hasattr(model, "encoder"):
         return {}
     rows = torch.arange(2).repeat_interleave(hypotheses)
@@ -49,16 +49,16 @@ def source_of(model: Any, hypotheses: int = 1) -> dict[str, Any]:
 
 @torch.no_grad()
 def test_steps_are_the_full_pass_with_beams_reordered(model):
-    """As beam search takes them: three hypotheses a sentence, re-ordered within it after each step."""
+    """As in beam search, the three hypotheses of each of two sentences are reordered after each step."""
     torch.manual_seed(3)
     source = source_of(model, hypotheses=3)
     state: dict = {}
     prefix = torch.full((6, 1), EOS)
     for step in range(20):  # longer than the narrow kernel, and than the wide one
-        newest, full = (model.decoder(prefix, incremental_state=each, **source) for each in (state, None))
+        newest, full = (model.decoder(prefix, incremental_state=past, **source) for past in (state, None))
         assert_close(newest[0], full[0][:, -1:])
-        logs = [model.get_normalized_probs(out, log_probs=True)[:, -1] for out in (newest, full)]
-        assert_close(*logs)
+        log_probabilities = [model.get_normalized_probs(out, log_probs=True)[:, -1] for out in (newest, full)]
+        assert_close(*log_probabilities)
         order = torch.cat([torch.randint(3, (3,)), torch.randint(3, (3,)) + 3])
         model.decoder.reorder_incremental_state_scripting(state, order)
         prefix = torch.cat([prefix[order], common.tokens(6, 1, seed=step)], dim=1)
@@ -67,7 +67,7 @@ def test_steps_are_the_full_pass_with_beams_reordered(model):
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @torch.no_grad()
 def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkeypatch):
-    """A prompt at once, then drafts: one that is rejected but for its first token, and one that is not."""
+    """A prompt in one step, then two drafts: the first is rejected except for one token, the second is accepted."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     words, source = common.tokens(6, 20, seed=1), source_of(model)
     state: dict = {}
@@ -81,9 +81,9 @@ def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkey
     assert_close(step(words[:, :0], 0), full[:, :0])
     assert_close(step(words[:, :7], 0), full[:, :7])
     assert_close(step(words[:, 7:7], 7), full[:, 7:7])
-    before = copy.deepcopy(state)
+    state_before_draft = copy.deepcopy(state)
     step(common.tokens(6, 4, seed=2), 7)
-    state = before
+    state = state_before_draft
     assert_close(step(words[:, 7:8], 7), full[:, 7:8])
     assert_close(step(words[:, 8:18], 8), full[:, 8:18])
     assert_close(step(words[:, 18], 18), full[:, 18])
@@ -91,11 +91,11 @@ def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkey
 
 
 def outputs_by_module(decoder: Any, calls: Callable[[], None]) -> dict[str, list[torch.Tensor]]:
-    """Return what each module in a decoder gives, call by call, as a hook on it sees it."""
+    """Return the outputs of each module in a decoder, one per call, as forward hooks see them."""
     outputs: dict[str, list[torch.Tensor]] = {}
 
     def keep(name: str, out: Any) -> None:
-        # a step reads the table of positions; bands of words have no positions
+        # steps index the position table directly; outputs of adaptive embedding bands are flat
         if isinstance(out, torch.Tensor) and name != "embed_positions" and ".embeddings." not in name:
             outputs.setdefault(name, []).append(out)
 
@@ -112,7 +112,7 @@ def outputs_by_module(decoder: Any, calls: Callable[[], None]) -> dict[str, list
 @pytest.mark.parametrize("call", ["forward", "step"])
 @torch.no_grad()
 def test_hooks_see_one_layout_in_training_and_in_steps(model, call):
-    """Positions, sentences and channels are in the same dimensions, and steps give the numbers of the full pass."""
+    """Outputs have the same order of dimensions in both, and steps give the values of the full pass."""
     words, source, decoder = common.tokens(2, 5), source_of(model), model.decoder
     expected = outputs_by_module(decoder, lambda: decoder(words, **source))
     state: dict = {}
@@ -129,16 +129,21 @@ def test_hooks_see_one_layout_in_training_and_in_steps(model, call):
     got = outputs_by_module(decoder, steps)
     assert len(expected) > 10
     assert got.keys() == expected.keys()
-    for name, (whole,) in expected.items():
-        parts = got[name]
-        assert len(parts) == (1 if name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj")) else 5), name
-        assert_close(torch.cat(parts, whole.shape.index(5)) if len(parts) > 1 else parts[0], whole)
+    for name, (full,) in expected.items():
+        steps_outputs = got[name]
+        assert len(steps_outputs) == (1 if name.endswith(("encoder_attn.k_proj", "encoder_attn.v_proj")) else 5), name
+        assert_close(
+            torch.cat(steps_outputs, full.shape.index(5)) if len(steps_outputs) > 1 else steps_outputs[0], full
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @torch.no_grad()
 def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
-    """Alone in a file, and pickled with its decoder; a block's step in one operator, which takes float32, too."""
+    """Decoding continues from a state that was saved to a file, or pickled with its decoder.
+
+    In float32 a block's step may be one fused operator.
+    """
     model = copy.deepcopy(model).to(dtype)
     words, source = common.tokens(2, 9), source_of(model)
     for layer in model.decoder.layers:
@@ -156,7 +161,7 @@ def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
     loaded = torch.load(file, weights_only=True)
     for decoder, carried in (pickle.loads(pickle.dumps((model.decoder, state))), (model.decoder, loaded)):
         assert_close(go_on(decoder, carried, 4, 10), full[:, 3:])
-    # the modules of a copy are its own, and begin anew
+    # a copy of the decoder has no entries in the state: it starts a new text
     for twin in (copy.deepcopy(model.decoder), pickle.loads(pickle.dumps(model.decoder))):
         assert_close(go_on(twin, state, 1, 2), full[:, :1])
 
@@ -164,23 +169,23 @@ def test_a_state_is_tensors_and_numbers_and_goes_on(model, dtype):
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_sources_in_a_batch_are_as_alone(encoder_decoder, side):
-    """Each with its own padding, and beside them one that is padding alone: its numbers are finite."""
+    """A sentence in a padded batch has the same output as alone. One sentence is all padding: its output is finite."""
     source, target = common.tokens(3, 7), common.tokens(3, 5, seed=1)
     source[1] = PAD
     source[2, slice(0, 3) if side == "left" else slice(4, 7)] = PAD
-    whole = encoder_decoder(source, source.ne(PAD).sum(1), target)[0]
-    assert torch.isfinite(whole).all()
+    out = encoder_decoder(source, source.ne(PAD).sum(1), target)[0]
+    assert torch.isfinite(out).all()
     for row in (0, 2):
         alone = source[row : row + 1, source[row] != PAD]
-        assert_close(encoder_decoder(alone, None, target[row : row + 1])[0], whole[row : row + 1])
+        assert_close(encoder_decoder(alone, None, target[row : row + 1])[0], out[row : row + 1])
     state: dict = {}
     read = encoder_decoder.encoder(source)
     steps = [encoder_decoder.decoder(target[:, :end], read, incremental_state=state)[0] for end in range(1, 6)]
-    assert_close(torch.cat(steps, dim=1), whole)
+    assert_close(torch.cat(steps, dim=1), out)
 
 
 @torch.no_grad()
-def test_the_encoder_s_walk_through_its_blocks_is_fairseq_s(encoder_decoder):
+def test_the_encoder_returns_what_fairseq_s_does(encoder_decoder):
     padded, encoder = common.tokens(2, 7), encoder_decoder.encoder
     padded[1, :3] = PAD
     for source in (padded, common.tokens(2, 7)):
@@ -188,14 +193,14 @@ def test_the_encoder_s_walk_through_its_blocks_is_fairseq_s(encoder_decoder):
             got = encoder(source, source.ne(PAD).sum(1), **options)
             expected = TransformerEncoderBase.forward_scriptable(encoder, source, **options)
             assert got.keys() == expected.keys()
-            for name in got.keys() - {"fc_results"}:  # of which our blocks have none
-                assert [each.dtype for each in got[name]] == [each.dtype for each in expected[name]]
+            for name in got.keys() - {"fc_results"}:  # which our blocks do not return
+                assert [tensor.dtype for tensor in got[name]] == [tensor.dtype for tensor in expected[name]]
                 assert all(map(torch.equal, got[name], expected[name]))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_training_on_padding_alone_gives_numbers(encoder_decoder, dropout):
-    """Of attention too, whose weights PyTorch's own operator drops where none are dropped."""
+def test_training_on_a_sentence_of_padding_gives_finite_gradients(encoder_decoder, dropout):
+    """With and without dropout attention runs different code."""
     model = copy.deepcopy(encoder_decoder).float().train()
     for module in model.modules():
         if hasattr(module, "apply_during_inference"):

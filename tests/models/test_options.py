@@ -1,4 +1,4 @@
-"""Options of the models: what an architecture sets can be taken back, each one acts, and contradictions are refused."""
+"""Options of the models: flags override an architecture's settings, each one acts, and contradictions are refused."""
 
 from typing import Any
 
@@ -30,18 +30,18 @@ BOTH, LM, PLAIN_LM = "pla_dynamicconv_iwslt_de_en", "pla_dynamicconv_lm_small", 
 PLAIN: dict[str, Any] = {"tie_adaptive_weights": False}
 
 
-def flags(arch: str, *given: str) -> Any:
-    """The options that fairseq-train reads from a command line."""
+def flags(arch: str, *arguments: str) -> Any:
+    """Parse a command line as fairseq-train does."""
     task = "language_modeling" if arch in LANGUAGE_MODELS else "translation"
-    arguments = ["data", "--task", task, "--arch", arch, *given]
-    return options.parse_args_and_arch(options.get_training_parser(), arguments)
+    command_line = ["data", "--task", task, "--arch", arch, *arguments]
+    return options.parse_args_and_arch(options.get_training_parser(), command_line)
 
 
-def model(*, decoder: str = "dynamic", **given: Any) -> Any:
-    """A small encoder-decoder of two blocks a side, by default without dropout."""
+def model(*, decoder: str = "dynamic", **overrides: Any) -> Any:
+    """Build a small encoder-decoder of two blocks on each side, by default without dropout."""
     torch.manual_seed(0)
     kinds = {"decoder_conv_type": decoder, "decoder_kernel_size_list": [3]}
-    return common.build("pla_dynamicconv_small", common.task(), **{**SMALL, **kinds, **given})
+    return common.build("pla_dynamicconv_small", common.task(), **{**SMALL, **kinds, **overrides})
 
 
 def blocks(built: Any) -> list[Any]:
@@ -49,20 +49,20 @@ def blocks(built: Any) -> list[Any]:
 
 
 def gradients(built: Any) -> dict[str, Tensor]:
-    """Of some loss in training, whose masks are the same each time."""
+    """Return the gradients of a training loss, with the same dropout masks in every call."""
     torch.manual_seed(1)
     logits = built.train()(common.tokens(3, 7), None, common.tokens(3, 5, seed=1))[0]
     logits.float().log_softmax(-1)[..., 4].sum().backward()
     return {name: parameter.grad for name, parameter in built.named_parameters()}
 
 
-# ------------------------------------------------------------------------------------ what an architecture sets
+# ------------------------------------------------------------------------------------ overriding an architecture
 
 
 @pytest.mark.parametrize("arch", ["wmt_en_de_big", "wmt_en_fr_big", "wmt_zh_en_big", "iwslt_de_en", "lm_gbw"])
 @pytest.mark.parametrize("operator", ["lightconv", "dynamicconv"])
-def test_dropouts_and_the_places_of_norms_are_fairseqs(operator, arch):
-    """Options that fairseq leaves open are off. For WMT Zh-En it drops 0.2, and section 5.3 has 0.25."""
+def test_dropouts_and_positions_of_norms_are_fairseqs(operator, arch):
+    """Options that fairseq does not set are 0. For WMT Zh-En fairseq has dropout 0.2, section 5.3 of the paper 0.25."""
     theirs = common.Namespace(**({"dropout": 0.25} if "zh_en" in arch else {}))
     fairseq.models.ARCH_CONFIG_REGISTRY[f"lightconv_{arch}"](theirs)
     ours = (resolve_language_model if "lm" in arch else resolve)(flags(f"pla_{operator}_{arch}"))
@@ -71,17 +71,17 @@ def test_dropouts_and_the_places_of_norms_are_fairseqs(operator, arch):
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in SET}))
-def test_a_flag_takes_back_what_an_architecture_sets(name):
+def test_a_flag_overrides_a_switch_of_an_architecture(name):
     flag = name.replace("_", "-")
     opposite = f"--{flag.removeprefix('no-')}" if flag.startswith("no-") else f"--no-{flag}"
     opposite = f"--{flag}=0" if name.endswith("glu") else opposite
-    for arch in [arch for arch, each in SET if each == name][:2]:
-        for given in ([], [f"--{flag}"], [opposite], [opposite, f"--{flag}"]):
-            assert getattr(flags(arch, *given), name) is (given != [opposite])
+    for arch in [arch for arch, option in SET if option == name][:2]:
+        for arguments in ([], [f"--{flag}"], [opposite], [opposite, f"--{flag}"]):
+            assert getattr(flags(arch, *arguments), name) is (arguments != [opposite])
 
 
-def test_yaml_takes_back_what_flags_do():
-    """Two dictionaries and norms after; a language model without adaptive input and softmax."""
+def test_yaml_overrides_an_architecture_as_flags_do():
+    """Separate dictionaries and post-norm; a language model without adaptive input and softmax."""
     taken_back = ("share_all_embeddings", "encoder_normalize_before", "decoder_normalize_before")
     by_flags = flags("pla_dynamicconv_small", *(f"--no-{name.replace('_', '-')}" for name in taken_back))
     by_yaml = OmegaConf.create({"_name": "pla_dynamicconv_small", **dict.fromkeys(taken_back, False)})
@@ -102,18 +102,18 @@ def test_yaml_takes_back_what_flags_do():
         assert isinstance(decoder.layer_norm, nn.LayerNorm)
 
 
-# ------------------------------------------------------------------------------------------- what options do
+# ------------------------------------------------------------------------------------------- effects of options
 
 
 @pytest.mark.parametrize("arch", ["pla_dynamicconv_small", LM])
 def test_flags_of_fairseqs_transformer_reach_the_model(arch):
-    given = "--decoder-layerdrop 0.25 --checkpoint-activations --activation-fn gelu"
-    given += " --layernorm-embedding --no-scale-embedding --activation-dropout 0.375"
+    command_line = "--decoder-layerdrop 0.25 --checkpoint-activations --activation-fn gelu"
+    command_line += " --layernorm-embedding --no-scale-embedding --activation-dropout 0.375"
     if arch in ENCODER_DECODER:
-        given += " --encoder-layerdrop 0.5 --no-cross-attention"
+        command_line += " --encoder-layerdrop 0.5 --no-cross-attention"
     else:
-        given += " --adaptive-input-cutoff 10,15 --adaptive-softmax-cutoff 10,15"
-    built = fairseq.models.build_model(flags(arch, *given.split()), common.task())
+        command_line += " --adaptive-input-cutoff 10,15 --adaptive-softmax-cutoff 10,15"
+    built = fairseq.models.build_model(flags(arch, *command_line.split()), common.task())
     cfg, block = built.decoder.cfg, built.decoder.layers[0]
     assert (cfg.decoder.layerdrop, cfg.checkpoint_activations) == (0.25, True)
     assert (built.decoder.layers.p, built.decoder.embed_scale, block.ffn.dropout.p) == (0.25, 1.0, 0.375)
@@ -128,7 +128,7 @@ def test_flags_of_fairseqs_transformer_reach_the_model(arch):
         assert block.ffn_residual.normalize_before
 
 
-def test_sides_may_differ_in_all_they_have():
+def test_encoder_and_decoder_may_differ_in_all_options():
     encoder = {"encoder_conv_type": "lightweight", "encoder_glu": True, "encoder_conv_dim": 8, "encoder_conv_heads": 8}
     sizes = {"decoder_embed_dim": 12, "decoder_layers": 3, "decoder_kernel_size_list": [2, 3, 4], "decoder_glu": False}
     norms = {"encoder_normalize_before": True, "decoder_normalize_before": False}
@@ -141,31 +141,33 @@ def test_sides_may_differ_in_all_they_have():
 
 
 def test_queries_and_normalisation():
-    """Query heads need no query of their own; no softmax is "none"."""
+    """Query heads need no separate query; ``weight_softmax=False`` means the normalisation "none"."""
     built = model(decoder_query_heads=2, weight_softmax=False)
     assert [block.mixer.conv.query_heads for block in blocks(built)] == [1, 1, 2, 2]
     assert {block.mixer.conv.weight_linear.in_features for block in built.decoder.layers} == {8}
     assert {block.mixer.conv.normalization for block in blocks(built)} == {"none"}
 
 
-def test_each_dropout_reaches_its_place():
-    given = {name: number / 100 for number, name in enumerate(DROPOUTS, 1)}
-    built, attention, average = (model(decoder=kind, **given) for kind in ("lightweight", "attention", "average"))
-    block, other = built.decoder.layers[0], model(weight_dropout_per="kernel").decoder.layers[0]
-    for name, places in {
+def test_each_dropout_option_reaches_its_modules():
+    probabilities = {name: number / 100 for number, name in enumerate(DROPOUTS, 1)}
+    built, attention, average = (
+        model(decoder=kind, **probabilities) for kind in ("lightweight", "attention", "average")
+    )
+    block, per_kernel = built.decoder.layers[0], model(weight_dropout_per="kernel").decoder.layers[0]
+    for name, modules in {
         "dropout": [built.encoder.dropout_module, built.decoder.dropout_module, block.mixer_residual.dropout],
         "attention_dropout": [block.encoder_attn.dropout_module, attention.decoder.layers[0].mixer.dropout],
         "relu_dropout": [block.ffn.dropout, average.decoder.layers[0].mixer.dropout],
         "input_dropout": [block.mixer.input_dropout],
         "weight_dropout": [block.mixer.conv.weight_dropout],
     }.items():
-        assert {place.p for place in places} == {given[name]}, name
-    assert (block.mixer.conv.dropconnect_per, other.mixer.conv.dropconnect_per) == ("position", "kernel")
+        assert {module.p for module in modules} == {probabilities[name]}, name
+    assert (block.mixer.conv.dropconnect_per, per_kernel.mixer.conv.dropconnect_per) == ("position", "kernel")
 
 
 @pytest.mark.parametrize("decoder", ["dynamic", "lightweight", "local_attention", "average"])
-def test_activations_that_are_not_kept_give_the_same_gradients(decoder):
-    """Every dropout mask, DropConnect's too, must be drawn again as it was."""
+def test_checkpointed_activations_give_the_same_gradients(decoder):
+    """Recomputation must draw the same dropout masks, DropConnect's included."""
     drops = dict.fromkeys(DROPOUTS, 0.3)
     expected = gradients(model(decoder=decoder, **drops))
     built = model(decoder=decoder, **drops, checkpoint_activations=True)
@@ -173,7 +175,7 @@ def test_activations_that_are_not_kept_give_the_same_gradients(decoder):
     for block in blocks(built):
         block.mixer.register_forward_hook(lambda module, inputs, output: called.append(module))
     got = gradients(built)
-    assert len(called) == 8  # each of the four blocks a second time for backward
+    assert len(called) == 8  # each of the four blocks is recomputed for backward
     assert got.keys() == expected.keys()
     for name, gradient in expected.items():
         assert_close(got[name], gradient)
@@ -197,14 +199,14 @@ def test_the_activation_function_is_the_one_asked_for(name, function):
 
 
 @pytest.mark.parametrize(
-    "given", [{"activation_fn": "gelu"}, {"no_cross_attention": True}, {"decoder_layerdrop": 0.5}], ids=str
+    "overrides", [{"activation_fn": "gelu"}, {"no_cross_attention": True}, {"decoder_layerdrop": 0.5}], ids=str
 )
-def test_searches_score_hypotheses_as_one_pass_does(given):
-    """Few enough rows for the operator that takes a block's step at once, which knows ReLU and attention alone."""
-    built = model(**given, checkpoint_activations=True).eval()
+def test_searches_score_hypotheses_as_one_pass_does(overrides):
+    """The batch is small enough for the fused block operator, which computes only ReLU and needs attention."""
+    built = model(**overrides, checkpoint_activations=True).eval()
     sample = {"net_input": {"src_tokens": common.tokens(2, 6), "src_lengths": torch.tensor([6, 6])}}
-    found = BeamSearchGenerator([built], common.dictionary(20), beam_size=3, max_len_b=8).generate([built], sample)
-    common.check_scores(built, sample["net_input"], found)
+    results = BeamSearchGenerator([built], common.dictionary(20), beam_size=3, max_len_b=8).generate([built], sample)
+    common.check_scores(built, sample["net_input"], results)
 
 
 # -------------------------------------------------------------------------------------------- shared weights
@@ -220,10 +222,10 @@ def test_searches_score_hypotheses_as_one_pass_does(given):
     ],
 )
 def test_weights_of_shared_embeddings_are_loaded(arch, shared, adaptive):
-    """An adaptive softmax has an output layer of its own, whatever is shared."""
-    given = {"decoder_kernel_size_list": [3], "share_all_embeddings": False, shared: True}
-    given["adaptive_softmax_cutoff"] = [10, 15] if adaptive else None
-    pair = [common.build(arch, common.task(), **{**SMALL, **given}) for _ in range(2)]
+    """An adaptive softmax always has a separate output layer."""
+    overrides = {"decoder_kernel_size_list": [3], "share_all_embeddings": False, shared: True}
+    overrides["adaptive_softmax_cutoff"] = [10, 15] if adaptive else None
+    pair = [common.build(arch, common.task(), **{**SMALL, **overrides}) for _ in range(2)]
     weights = pair[0].state_dict()
     pair[1].load_state_dict(dict(weights), strict=True)
     assert ("decoder.output_projection.weight" in weights) is not adaptive
@@ -234,7 +236,7 @@ def test_weights_of_shared_embeddings_are_loaded(arch, shared, adaptive):
 
 @pytest.mark.parametrize("cutoffs", [[10, 20], [5, 28], [30]])
 def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
-    """As GPUs run it; every word, and the gradients of all bands."""
+    """The variant for GPUs, which selects bands by masks: outputs for every word, and gradients of all bands."""
     torch.manual_seed(0)
     ours = AdaptiveEmbedding(30, 1, 16, 4.0, 12, cutoffs).double()
     words, grad = torch.arange(30).view(2, 15), torch.randn(2, 15, 12, dtype=torch.float64)
@@ -248,7 +250,7 @@ def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
 
 
 @pytest.mark.parametrize(
-    ("arch", "given", "message"),
+    ("arch", "overrides", "message"),
     [
         (BOTH, {"encoder_kernel_size_list": [3, 7]}, r"--encoder-kernel-size-list has 2 widths \[3, 7\] for 7 layers"),
         *(
@@ -333,30 +335,30 @@ def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(arch, given, message):
+def test_contradictory_options_are_refused(arch, overrides, message):
     task = small.task(LM) if arch == LM else common.task(20, 24)
     options = small.options(LM) if arch == LM else {}
     with pytest.raises(ValueError, match=message):
-        common.build(arch, task, **{**common.SMALL, **options, **given})
+        common.build(arch, task, **{**common.SMALL, **options, **overrides})
 
 
 @pytest.mark.parametrize(
-    "given",
+    "overrides",
     [
-        {"encoder_attention_heads": 3, "encoder_conv_heads": 4},  # a convolution has heads of its own
+        {"encoder_attention_heads": 3, "encoder_conv_heads": 4},  # convolutions do not use attention heads
         {"no_cross_attention": True, "decoder_attention_heads": 3, "decoder_conv_heads": 4},
         {"encoder_conv_type": "attention", "encoder_conv_heads": 5, "encoder_kernel_size_list": [8]},
         {"decoder_conv_type": "lightweight", "decoder_query_heads": 3},
     ],
     ids=str,
 )
-def test_what_a_model_has_no_use_for_is_left_alone(given):
-    common.build(BOTH, common.task(20, 24), **{**common.SMALL, **given})
+def test_unused_options_are_not_checked(overrides):
+    common.build(BOTH, common.task(20, 24), **{**common.SMALL, **overrides})
 
 
-@pytest.mark.parametrize(("kept_in", "value"), [("cfg", True), ("args", "True")])
-def test_targets_padded_on_the_left_are_refused(kept_in, value):
+@pytest.mark.parametrize(("attribute", "value"), [("cfg", True), ("args", "True")])
+def test_targets_padded_on_the_left_are_refused(attribute, value):
     task = common.task()
-    setattr(task, kept_in, common.Namespace(left_pad_target=value))
+    setattr(task, attribute, common.Namespace(left_pad_target=value))
     with pytest.raises(ValueError, match="--left-pad-target True puts padding where"):
         common.build("pla_dynamicconv_small", task, **common.SMALL)

@@ -1,8 +1,8 @@
-"""Every configuration of the paper's tables against the number of parameters that the paper prints.
+"""The number of parameters of every configuration of the paper's tables, compared with the printed number.
 
-The models are built from the flags of their configurations, by fairseq's own parser: a flag that it does not know ends
-the test. "Met" is a difference below 1.0M: the paper rounds in some rows (209.9 is printed 210, 199.6 is 200) and
-truncates in others (208.8 is 208, 124.7 is 124), and its vocabulary was a little under the 32,768 types taken here.
+The models are built from the flags of their configurations by fairseq's parser, which refuses unknown flags. "met"
+means a difference below 1.0M: the paper rounds in some rows (209.9 is printed as 210, 199.6 as 200) and truncates in
+others (208.8 as 208, 124.7 as 124), and its vocabulary was slightly smaller than the 32,768 entries used here.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ def config(name):
     return CONFIGS / f"{name}.yaml"
 
 
-def test_every_row_is_there_with_the_paper_s_figure_as_printed():
+def test_every_row_has_the_number_that_the_paper_prints():
     assert Counter(row.table for row in ROWS) == {1: 8, 2: 7, 3: 12, 4: 3, 5: 3, 6: 10, 7: 3}
     assert len({(row.table, row.name) for row in ROWS}) == len(ROWS)
     assert {table: [row.paper for row in COUNTED if row.table == table] for table in range(1, 8)} == {
@@ -57,7 +57,7 @@ def test_every_row_is_there_with_the_paper_s_figure_as_printed():
 
 
 @pytest.mark.parametrize("row", COUNTED, ids=lambda row: f"table{row.table}-{row.name}")
-def test_each_count_is_met_but_that_of_a_model_published_with_other_dictionaries(row):
+def test_counts_agree_with_the_paper_except_for_a_model_with_different_dictionaries(row):
     verdict = "met with inferred vocabulary" if row.name.startswith("wmt17_zh_en/") else "met"
     assert params.verdict(row) == ("differs by -21.3" if row.name == "wmt16_en_de/fconv" else verdict)
     if row.name in MILLIONS:
@@ -74,12 +74,12 @@ def test_the_variants_of_table_3_differ_by_what_they_add():
         return params.count(config(f"wmt16_en_de/{name}"))
 
     # 7 encoder and 6 decoder kernels: 3, 7, 15, 31 x 4 and 3, 7, 15, 31 x 3
-    taps = 3 + 7 + 15 + 31 * 4 + 3 + 7 + 15 + 31 * 3
+    kernel_widths = 3 + 7 + 15 + 31 * 4 + 3 + 7 + 15 + 31 * 3
     shared, increasing, attention = weights("depthwise_shared"), weights("depthwise"), weights("transformer")
-    assert increasing == weights("depthwise_dropconnect") == shared + (1024 - 16) * taps
-    assert increasing - weights("depthwise_k3") == 1024 * (taps - 13 * 3)
+    assert increasing == weights("depthwise_dropconnect") == shared + (1024 - 16) * kernel_widths
+    assert increasing - weights("depthwise_k3") == 1024 * (kernel_widths - 13 * 3)
     assert weights("lightconv_noglu") == shared
-    assert weights("dynamicconv_noglu") == weights("dynamicconv_nosoftmax") == shared + (1024 - 1) * 16 * taps
+    assert weights("dynamicconv_noglu") == weights("dynamicconv_nosoftmax") == shared + (1024 - 1) * 16 * kernel_widths
     assert attention == weights("local_attention")
     # an averaging block: a feed-forward network and a 2d -> 2d gate in place of four d -> d projections
     d, hidden = 1024, 4096
@@ -89,14 +89,15 @@ def test_the_variants_of_table_3_differ_by_what_they_add():
 
 
 def test_a_glu_in_the_encoder_only_is_what_table_2_prints_for_lightconv():
-    """Table 1's 202M leaves open on which side it is; Table 2's 285M beside 292M tells, whatever the vocabulary."""
-    lightconv, below = config("wmt17_zh_en/lightconv"), params.millions(config("wmt17_zh_en/transformer"))
-    places = {
-        (one, two): 292 - (below - params.millions(lightconv, encoder_glu=one, decoder_glu=two))
-        for one in (0, 1)
-        for two in (0, 1)
+    """Table 1's 202M fits a GLU on either side; the difference of 285M and 292M in Table 2 decides."""
+    lightconv, transformer = config("wmt17_zh_en/lightconv"), params.millions(config("wmt17_zh_en/transformer"))
+    sizes = {
+        (encoder_glu, decoder_glu): 292
+        - (transformer - params.millions(lightconv, encoder_glu=encoder_glu, decoder_glu=decoder_glu))
+        for encoder_glu in (0, 1)
+        for decoder_glu in (0, 1)
     }
-    assert [place for place, millions in places.items() if round(millions) == 285] == [(1, 0)]
+    assert [glu for glu, millions in sizes.items() if round(millions) == 285] == [(1, 0)]
 
 
 def test_the_command_prints_a_table(capsys):

@@ -28,11 +28,11 @@ def test_all_positions_are_fairseq_s(module, padding, heads):
     theirs.load_state_dict(module.state_dict(), strict=True)
     query, source = draw(7, 3, C), draw(S, 3, SOURCE)
     options = {"need_weights": True, "need_head_weights": heads, "static_kv": True}
-    expected, weights = theirs(query, source, source, padding, **options)
-    got, own = module(query, source, source, padding, **options)
-    # fairseq's softmax is one of float32
+    expected, their_weights = theirs(query, source, source, padding, **options)
+    got, our_weights = module(query, source, source, padding, **options)
+    # fairseq computes its softmax in float32
     assert_close(got, expected, torch.float32)
-    assert_close(own, weights, torch.float32)
+    assert_close(our_weights, their_weights, torch.float32)
     assert_close(module(query, source, source, padding, need_weights=False)[0], got)
 
 
@@ -43,7 +43,7 @@ def test_the_source_may_be_given_for_each_sentence_or_each_hypothesis(module, mo
     by_sentence, _ = module(query, source, source, PADDING, incremental_state=state)
     by_row, _ = module(query, source[:, rows], source[:, rows], PADDING[rows], incremental_state={})
     assert_close(by_sentence, by_row)
-    monkeypatch.setattr(module.k_proj, "forward", None)  # it is projected once
+    monkeypatch.setattr(module.k_proj, "forward", None)  # the source must not be projected again
     module(query, source, source, incremental_state=state)
 
 
@@ -63,7 +63,7 @@ def test_weights_are_dropped_in_training_and_where_dropout_is_retained(need_weig
     def differ():
         (first, weights), (second, same) = call(), call()
         assert (weights is None) is not need_weights
-        if need_weights:  # these are given as they are before any are dropped
+        if need_weights:  # the weights are returned as they are before dropout
             assert_close(weights, same)
         return not torch.equal(first, second)
 

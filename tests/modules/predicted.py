@@ -1,4 +1,4 @@
-"""A DynamicConv whose kernels a module of the user's predicts."""
+"""A DynamicConv whose kernels are predicted by the user's module instead of the built-in linear layer."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ CONVS = [LightweightConv, DynamicConv]
 
 @pytest.mark.parametrize("conv", CONVS)
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_module_is_its_operator(conv, causal):
+def test_a_module_equals_the_reference_operator(conv, causal):
     torch.manual_seed(0)
     module = conv(6, 5, heads=2, causal=causal).double()
     x = torch.randn(9, 3, 6).double()
@@ -41,9 +41,10 @@ def test_a_module_is_its_operator(conv, causal):
 @pytest.mark.parametrize("per", DROPCONNECT_PER)
 @torch.no_grad()
 def test_dropconnect_is_drawn_per_position_or_per_kernel(conv, backend, per):
-    """In training, and in generation where fairseq asks for it: at once and in steps.
+    """Weights are dropped in training, and in generation with --retain-dropout: of a whole sequence and in steps.
 
-    Of ones every head has the sum of the weights that were left: whole halves, after as many steps as weights.
+    The kernel has four weights of 1/4 and the input is ones: with p = 0.5 an output is half the number of weights kept,
+    from the fourth position on.
     """
     torch.manual_seed(0)
     options = {"dropconnect": 0.5, "dropconnect_per": per, "normalization": "none", "backend": backend}
@@ -65,10 +66,10 @@ def test_dropconnect_is_drawn_per_position_or_per_kernel(conv, backend, per):
 
     check_dropped(torch.cat([module(x)[3:] for _ in range(5)]))
     module.eval()
-    for asked in (["Other"], [conv.__name__]):
+    for modules_with_dropout in (["Other"], [conv.__name__]):
         for out in (module(x)[3:], stepped()):
             assert_close(out, torch.ones_like(out))
-        module.weight_dropout.make_generation_fast_(retain_dropout=True, retain_dropout_modules=asked)
+        module.weight_dropout.make_generation_fast_(retain_dropout=True, retain_dropout_modules=modules_with_dropout)
     for out in (module(x)[3:], stepped()):
         check_dropped(out)
 
@@ -76,7 +77,7 @@ def test_dropconnect_is_drawn_per_position_or_per_kernel(conv, backend, per):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("normalization", ["softmax", "tanh", "none"])
 def test_dropconnect_per_kernel_drops_entries_of_the_normalised_kernel(backend, normalization):
-    """softmax(W) * mask / (1 - p) is the kernel."""
+    """The kernel is softmax(W) * mask / (1 - p)."""
     options = {"dropconnect": 0.3, "dropconnect_per": "kernel", "normalization": normalization, "backend": backend}
     module, x = light(kernel_size=5, **options).double(), torch.randn(12, 3, 6).double()
     torch.manual_seed(2)
@@ -101,7 +102,7 @@ X, MASK, OFFSETS = torch.zeros(5, 2, 6), torch.zeros(2, 5, dtype=torch.bool), to
 
 
 def mixers(embed_dim: int = 6) -> list[Any]:
-    """One module of each kind that a block can have."""
+    """Return one module of each kind that a block can have."""
     return [
         ConvModule(embed_dim, light(), glu=True),
         AverageAttention(embed_dim, 5, causal=True),
@@ -111,7 +112,7 @@ def mixers(embed_dim: int = 6) -> list[Any]:
 
 
 def after_a_prompt(module: Any, x: torch.Tensor) -> Any:
-    """A step of a state that was begun without gradients."""
+    """Run a step with gradients from a state that was created without."""
     state: dict = {}
     with torch.no_grad():
         module(X[:2], incremental_state=state)
@@ -119,23 +120,23 @@ def after_a_prompt(module: Any, x: torch.Tensor) -> Any:
 
 
 def nested() -> torch.Tensor:
-    """Two sentences as PyTorch's ragged batch."""
+    """Return two sentences as a nested tensor of PyTorch."""
     return torch.nested.nested_tensor([torch.zeros(3, 6), torch.zeros(5, 6)], layout=torch.jagged)
 
 
 WHOLE_SEQUENCES = "cu_seqlens, initial_state and return_state are for whole sequences"
 NUMBER, WIDTH = "expected a whole number", "from a query of width 12, which is given as query=... if it is not x; got"
-# arguments where they are given: of constructors
+# wrong arguments of constructors, and of calls, with a part of the error message
 CONSTRUCTORS: list[tuple[Any, str]] = [
     (lambda: light(heads=4), "4 heads do not divide 6 channels; choose a divisor of 6"),
     (lambda: light(heads=0), "0 heads do not divide"),
     (lambda: light(causal=False, kernel_size=4), 'kernel size 4 is even, so "same" padding'),
     (lambda: light(kernel_size=0), "a kernel of 0 weights"),
     (lambda: LightweightConv(0, 3, heads=1, causal=True), "0 channels were asked for; expected 1 or more"),
-    (lambda: SelfAttention(6, 2, window=0, causal=True), "a kernel of 0 weights"),  # else it would see all
+    (lambda: SelfAttention(6, 2, window=0, causal=True), "a kernel of 0 weights"),  # must not mean "no window"
     (lambda: SelfAttention(6, 4, window=None, causal=True), "4 heads do not divide 6 channels"),
     (lambda: light(dropconnect=1.1), "dropconnect is 1.1; expected 0 <= p < 1"),
-    (lambda: dynamic(dropconnect=1.0), "dropconnect is 1.0; expected 0 <= p < 1"),  # nothing would be left
+    (lambda: dynamic(dropconnect=1.0), "dropconnect is 1.0; expected 0 <= p < 1"),  # would drop every weight
     (lambda: light(dropconnect=float("nan")), "dropconnect is nan; expected 0 <= p < 1"),
     (lambda: light(dropconnect="0.1"), "dropconnect is '0.1'; expected a number"),
     (
@@ -211,8 +212,8 @@ for number, kind in enumerate(type(module).__name__ for module in mixers()):
 
 
 @pytest.mark.parametrize(("call", "message"), CONSTRUCTORS + CALLS)
-def test_refusals(call, message):
-    """A sentence of ours where the argument is given, and no error of what it would have reached."""
+def test_wrong_arguments_are_refused(call, message):
+    """The error is raised by lightconv_plugin where the argument is passed, not by PyTorch further down."""
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
     assert "lightconv_plugin" in str(caught.traceback[-1].path)
@@ -220,7 +221,7 @@ def test_refusals(call, message):
 
 @pytest.mark.parametrize("conv", CONVS)
 @pytest.mark.parametrize("glu", [True, False])
-def test_the_module_of_figure_2(conv, glu):
+def test_conv_module_is_figure_2_of_the_paper(conv, glu):
     torch.manual_seed(1)
     module = ConvModule(6, conv(8, 3, heads=4, causal=False), glu=glu).double()
     x = torch.randn(7, 2, 6).double()
@@ -236,8 +237,8 @@ def test_the_module_of_figure_2(conv, glu):
 
 
 def test_parameter_counts_of_the_operators():
-    """Section 3, d = 1024 and k = 7: a regular convolution has 7,340,032 weights, a depthwise one 7,168, LightConv with
-    16 heads 112. Section 4: DynamicConv predicts these 112 by a matrix of d columns, without a bias.
+    """Section 3 of the paper, for d = 1024 and k = 7: a regular convolution has 7,340,032 weights, a depthwise one
+    7,168, LightConv with 16 heads 112. Section 4: DynamicConv predicts these 112 with a linear layer without a bias.
     """
     with torch.device("meta"):
         regular = StandardConv(1024, 7, causal=True).weight.numel()
@@ -247,7 +248,7 @@ def test_parameter_counts_of_the_operators():
     assert [regular, *counts] == [7_340_032, 7_168, 112, 112 * 1024]
 
 
-def test_a_predictor_of_one_s_own_takes_the_place_of_the_linear_layer():
+def test_a_user_s_predictor_replaces_the_linear_layer():
     torch.manual_seed(0)
     module, x = predicted(6, 4, heads=6, causal=True, query_dim=5, normalization="none").double(), torch.randn(9, 3, 6)
     x, query, bias = x.double(), torch.randn(9, 3, 5).double(), torch.randn(6).double()
@@ -262,7 +263,7 @@ def test_a_predictor_of_one_s_own_takes_the_place_of_the_linear_layer():
     names = [f"predictor.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")]
     assert list(module.state_dict()) == names
     assert list(DynamicConv(6, 4, heads=6, causal=True).state_dict()) == ["weight_linear.weight"]
-    # the layer that is built in, as a predictor
+    # the built-in linear layer passed as a predictor
     linear = DynamicConv(6, 4, heads=2, causal=True).double()
     same = DynamicConv(6, 4, heads=2, causal=True, predictor=linear.weight_linear)
     assert_close(same(x), linear(x))
@@ -279,22 +280,22 @@ def test_a_predictor_of_one_s_own_takes_the_place_of_the_linear_layer():
     ],
 )
 def test_text_in_pieces_batch_first_packed_and_in_steps(kind, options):
-    """``batch_first`` of the module is that of each call; a call's own goes before."""
+    """The module's ``batch_first`` applies to every call that does not pass its own."""
     options = {"heads": 4, "causal": True, **options}
-    conv, other = (kind(8, 5, batch_first=first, **options).double() for first in (False, True))
-    other.load_state_dict(conv.state_dict())
+    conv, rows_first = (kind(8, 5, batch_first=batch_first, **options).double() for batch_first in (False, True))
+    rows_first.load_state_dict(conv.state_dict())
     x = torch.randn(9, 3, 8, dtype=torch.float64)
-    rows, whole = x.transpose(0, 1), conv(x)
-    assert_close(other(x, batch_first=False), whole)
-    for module, first in ((conv, {"batch_first": True}), (other, {})):
-        assert_close(module(rows, **first), whole.transpose(0, 1))
-        begin, state = module(rows[:, :2], return_state=True, **first)
-        end = module(rows[:, 2:], initial_state=state, **first)
-        assert_close(torch.cat([begin, end], 1), whole.transpose(0, 1))
-    assert_close(conv(rows.flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9)), whole.transpose(0, 1).flatten(0, 1))
+    rows, expected = x.transpose(0, 1), conv(x)
+    assert_close(rows_first(x, batch_first=False), expected)
+    for module, call_options in ((conv, {"batch_first": True}), (rows_first, {})):
+        assert_close(module(rows, **call_options), expected.transpose(0, 1))
+        begin, state = module(rows[:, :2], return_state=True, **call_options)
+        end = module(rows[:, 2:], initial_state=state, **call_options)
+        assert_close(torch.cat([begin, end], 1), expected.transpose(0, 1))
+    assert_close(conv(rows.flatten(0, 1), cu_seqlens=torch.arange(0, 28, 9)), expected.transpose(0, 1).flatten(0, 1))
     past: dict = {}
     epilogue = {"bias": torch.randn(8).double(), "activation": "silu"}
-    with torch.no_grad():  # one position, several, and none
+    with torch.no_grad():  # steps of no, one and several positions
         pieces = [rows[:, begin:end] for begin, end in pairwise((0, 0, 1, 2, 5, 5, 9))]
-        steps = [other(piece, past, residual=piece, **epilogue) for piece in pieces]
-    assert_close(torch.cat(steps, 1), other(rows, residual=rows, **epilogue))
+        steps = [rows_first(piece, past, residual=piece, **epilogue) for piece in pieces]
+    assert_close(torch.cat(steps, 1), rows_first(rows, residual=rows, **epilogue))

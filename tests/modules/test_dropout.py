@@ -1,4 +1,4 @@
-"""Dropout in its place, and switched on by ``--retain-dropout`` as fairseq's is."""
+"""Dropout acts on the right tensors, and ``--retain-dropout`` switches it on as it does fairseq's."""
 
 from argparse import Namespace
 
@@ -23,7 +23,7 @@ from tests.tolerances import assert_close
         {"retain_dropout_modules": ["AverageAttention"], "need_attn": False},
     ],
 )
-def test_retained_where_fairseqs_is(options, training, probability):
+def test_dropout_is_retained_in_generation_where_fairseqs_is(options, training, probability):
     owner = AverageAttention(4, 8, causal=True)
     ours, theirs = Dropout(probability, owner), FairseqDropout(probability, "AverageAttention")
     for module in (ours, theirs):
@@ -33,8 +33,8 @@ def test_retained_where_fairseqs_is(options, training, probability):
     assert ours.probability == (probability if drops else 0.0)
 
 
-def test_a_branch_and_hidden_numbers_are_what_is_dropped():
-    """With everything dropped a residual is its input, and a network its last bias."""
+def test_dropout_acts_on_branches_and_hidden_activations():
+    """With p = 1 a residual block returns its input, and a feed-forward network its last bias."""
     x, network = torch.randn(3, 2, 8), FeedForward(8, 16, dropout=1.0)
     average = AverageAttention(8, 16, causal=True, dropout=1.0)
     for parameter, value in ((network.fc2.bias, 1.0), (average.fc2.bias, 1.0), (average.gate.weight, 0.0)):

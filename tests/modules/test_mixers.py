@@ -1,4 +1,4 @@
-"""The mixers: what all share, for every name of ``CONV_TYPES``; then each against its definition written out anew."""
+"""The mixers: properties of every name of ``CONV_TYPES``, then each mixer against its equation written out."""
 
 from argparse import Namespace
 from itertools import pairwise
@@ -26,11 +26,11 @@ from tests.models import common
 from tests.tolerances import assert_close
 
 C, HEADS = 16, 4
-NAMES = (*CONV_TYPES, "decoupled")  # a DynamicConv whose kernels have a projection of their own
+NAMES = (*CONV_TYPES, "decoupled")  # a DynamicConv whose kernels are predicted from a second projection
 
 
 def randomly(module, seed=0):
-    """In float64; biases start at 0, where a missing one would not show."""
+    """Randomise all parameters, in float64: biases start at 0, so that a missing one would not be noticed."""
     torch.manual_seed(seed)
     for parameter in module.double().eval().parameters():
         parameter.data.uniform_(-0.7, 0.7)
@@ -38,13 +38,13 @@ def randomly(module, seed=0):
 
 
 def build(name, window=3, *, causal, seed=0):
-    """A mixer as ``build_mixer`` makes it for a decoder or an encoder."""
+    """Build a mixer by ``build_mixer``, for a decoder if ``causal``, else for an encoder."""
     side = "decoder" if causal else "encoder"
-    given = {"encoder_kernel_size_list": [3]} | {f"{side}_kernel_size_list": [window], f"{side}_conv_type": name}
+    options = {"encoder_kernel_size_list": [3]} | {f"{side}_kernel_size_list": [window], f"{side}_conv_type": name}
     if name == "decoupled":
-        given |= {f"{side}_conv_type": "dynamic", f"{side}_query_dim": 6, f"{side}_query_heads": 2}
-        given["weight_normalization"] = "sigmoid"
-    return randomly(mixers.build_mixer(resolve(Namespace(**common.SMALL, **given)), side, window), seed)
+        options |= {f"{side}_conv_type": "dynamic", f"{side}_query_dim": 6, f"{side}_query_heads": 2}
+        options["weight_normalization"] = "sigmoid"
+    return randomly(mixers.build_mixer(resolve(Namespace(**common.SMALL, **options)), side, window), seed)
 
 
 def inputs(time, batch=3, seed=1):
@@ -52,33 +52,33 @@ def inputs(time, batch=3, seed=1):
 
 
 def padding(time, lengths, side):
-    """(B, T): true where a row of the given length is padding."""
+    """Return a (B, T) mask, true at padding, for sentences of these lengths padded on that side."""
     positions = torch.arange(time)
     if side == "left":
         return torch.stack([positions < time - length for length in lengths])
     return torch.stack([positions >= length for length in lengths])
 
 
-# ---- What all share ----
+# ---- Properties of all mixers ----
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_decoder_s_looks_back_alone_in_training_too(name):
-    """In evaluation other code runs, which is compared with steps below."""
+def test_a_decoder_mixer_in_training_mode_sees_no_future_position(name):
+    """Evaluation mode may run other code; it is compared with incremental steps below."""
     for window in (1, 3, 4, 9):
         module, x = build(name, window, causal=True).train(), inputs(7)
-        whole = module(x)
+        out = module(x)
         for t in range(1, 7):
             changed = module(torch.cat([x[:t], 1 - x[t:]]))
-            assert_close(changed[:t], whole[:t])
-            assert not torch.allclose(changed[t], whole[t])
+            assert_close(changed[:t], out[:t])
+            assert not torch.allclose(changed[t], out[t])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=10, deadline=None)
 @given(window=st.integers(1, 6), seed=st.integers(0, 1000))
 def test_incremental_equals_full_at_every_prefix_with_beams_reordered(name, window, seed):
-    """Each hypothesis, followed back through the re-orderings, must have been mixed as a whole; rows also drop out."""
+    """A step equals the last positions of the whole history, while hypotheses are reordered and one is removed."""
     module, rows = build(name, window, causal=True, seed=seed), 4
     generator = torch.Generator().manual_seed(seed)
     state: dict = {}
@@ -98,11 +98,11 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(name, wind
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ["native", "reference"])
-def test_no_positions_are_no_change(name, backend, monkeypatch):
-    """Of a whole sequence, and of a step: the first, or a later one. Its gradients are zeros."""
+def test_an_input_of_no_positions_changes_nothing(name, backend, monkeypatch):
+    """As a whole sequence, whose gradients are zeros, and as the first or a later step."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    module, x, nothing = build(name, causal=True), inputs(5), inputs(5)[:0].requires_grad_()
-    gradients = torch.autograd.grad(module(nothing).sum(), [nothing, *module.parameters()], allow_unused=True)
+    module, x, empty = build(name, causal=True), inputs(5), inputs(5)[:0].requires_grad_()
+    gradients = torch.autograd.grad(module(empty).sum(), [empty, *module.parameters()], allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients)
     with torch.no_grad():
         state: dict = {}
@@ -112,8 +112,8 @@ def test_no_positions_are_no_change(name, backend, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_encoder_s_ignores_padding(name):
-    """A sentence in a batch is as alone, whatever stands in its padding."""
+def test_an_encoder_mixer_ignores_padding(name):
+    """A sentence in a padded batch has the same output as alone, whatever values the padding holds."""
     for window in (1, 3, 9):
         module, x = build(name, window, causal=False), inputs(7)
         for training, side in ((True, "left"), (True, "right"), (False, "left"), (False, "right")):
@@ -124,8 +124,8 @@ def test_an_encoder_s_ignores_padding(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_without_the_future_and_without_padding(name):
-    """Padding is left out by convolutions, and refused by those that keep what they have seen without it."""
+def test_incremental_steps_with_padding_and_without_causality(name):
+    """Convolutions mask padding in steps; the other mixers refuse it. A non-causal mixer refuses steps."""
     module, x, mask = build(name, causal=True), inputs(5), padding(5, [5, 3, 4], "left")
     state: dict = {}
     if isinstance(module, ConvModule):
@@ -139,29 +139,29 @@ def test_steps_without_the_future_and_without_padding(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"),
+    ("name", "state_sizes"),
     [
         ("dynamic", [3 * C * n for n in (1, 2, 3, 3, 3, 3)]),
-        ("average", [3 * C + 3] * 6),  # a sum and a count a row
-        ("standard", [3 * C * n for n in (1, 2, 3, 3, 3, 3)]),  # one input less than a step sees
+        ("average", [3 * C + 3] * 6),  # a sum and a count for each row
+        ("standard", [3 * C * n for n in (1, 2, 3, 3, 3, 3)]),  # one input fewer than the kernel's width
         ("local_attention", [3 * 2 * C * n for n in (1, 2, 3, 3, 3, 3)]),
         ("attention", [3 * 2 * C * n for n in range(1, 7)]),
     ],
 )
-def test_a_state_keeps_what_later_steps_see(name, kept):
+def test_a_state_holds_only_the_inputs_that_later_steps_need(name, state_sizes):
     module = build(name, 4, causal=True)
     state: dict = {}
-    for numbers in kept:
+    for size in state_sizes:
         module(inputs(1), incremental_state=state)
-        assert sum(value.numel() for entry in state.values() for value in entry.values()) == numbers
+        assert sum(value.numel() for entry in state.values() for value in entry.values()) == size
 
 
-# ---- Each against its definition ----
+# ---- Each mixer against its equation ----
 
 
 @pytest.mark.parametrize("window", [1, 3, 5])
 @pytest.mark.parametrize("causal", [True, False])
-def test_standard_conv_is_a_sum_over_taps_and_channels(window, causal):
+def test_standard_conv_is_a_sum_over_kernel_positions_and_channels(window, causal):
     module, x = build("standard", window, causal=causal), inputs(6, batch=2)
     expected = module.bias.expand_as(x).clone()
     left = window - 1 if causal else window // 2
@@ -192,7 +192,7 @@ def test_self_attention_is_fairseq_s_with_the_window_as_a_mask(window, causal):
 
 
 def averaged_attention(module, mean, y):
-    """Equations 2 to 4 of Zhang et al. (2018) at one position of one sentence: FFN, gates, sum."""
+    """Compute equations 2 to 4 of Zhang et al. (2018) at one position of one sentence: FFN, gates, sum."""
     hidden = torch.clamp(module.fc1.weight @ mean + module.fc1.bias, min=0)
     g = module.fc2.weight @ hidden + module.fc2.bias
     gates = torch.sigmoid(module.gate.weight @ torch.cat([y, g]) + module.gate.bias)
@@ -202,7 +202,7 @@ def averaged_attention(module, mean, y):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_averaged_attention_follows_its_equations(side, causal):
-    """The mean of a decoder is equation 1 of Zhang et al. (2018), that of an encoder of all real positions."""
+    """A decoder's mean is equation 1 of Zhang et al. (2018); an encoder's is over all positions but padding."""
     module, x, mask = build("average", causal=causal), inputs(6), padding(6, (6, 4, 1), side)
     got = module(x, mask)
     for b in range(3):
@@ -213,7 +213,7 @@ def test_averaged_attention_follows_its_equations(side, causal):
 
 
 def test_long_averages_in_half_precision_are_exact_to_its_precision():
-    """A sum in float16 would be infinite from 656 times 100 on, and one in bfloat16 stop growing at 256 ones."""
+    """A sum in float16 would overflow after 656 values of 100; one in bfloat16 would stop growing at 256."""
     module = AverageAttention(C, 12, causal=True)
     x = torch.full((2000, 1, C), 100.0, dtype=torch.float16)
     assert_close(module._mean(x, None), x)
@@ -235,12 +235,12 @@ def test_query_heads_predict_from_their_part_of_the_query(causal, query_heads):
             logits[:, :, h, k] = part @ conv.weight_linear.weight[h * 3 + k]
     expected = reference.dynamic_conv(x, logits, padding_l=2 if causal else 1)
     assert_close(conv(x, query=query), expected)
-    conv.weight_linear.register_forward_hook(lambda _, __, out: 2 * out)  # which is not passed by
+    conv.weight_linear.register_forward_hook(lambda _, __, out: 2 * out)  # must not be bypassed
     assert_close(conv(x, query=query), reference.dynamic_conv(x, 2 * logits, padding_l=2 if causal else 1))
     assert conv.weight_linear.weight.numel() == 12 * HEADS * 3 // query_heads
 
 
-def test_a_decoupled_query_has_a_projection_of_its_own():
+def test_a_decoupled_query_has_its_separate_projection():
     conv = DynamicConv(12, 3, heads=HEADS, causal=False, query_dim=6, query_heads=2)
     module, x = randomly(ConvModule(C, conv, glu=True)), inputs(6)
     value = x @ module.in_proj.weight.t() + module.in_proj.bias
@@ -257,13 +257,13 @@ def test_weights_start_as_fairseqs_or_as_xavier_s():
     wide = ConvModule(64, conv, glu=True)
     modules = [FeedForward(64, 256, dropout=0.0), AverageAttention(64, 256, causal=True), wide]
     parts = [part for module in modules for part in module.modules() if part is not conv.weight_linear]
-    maps = [part.weight for part in parts if isinstance(part, torch.nn.Linear)]
-    maps.append(StandardConv(64, 3, causal=True).weight)
+    weights = [part.weight for part in parts if isinstance(part, torch.nn.Linear)]
+    weights.append(StandardConv(64, 3, causal=True).weight)
     light, dynamic = LightweightConv(1024, 31, heads=1024, causal=True), DynamicConv(256, 31, heads=64, causal=True)
     attention = dict(SelfAttention(256, 4, window=None, causal=True).named_parameters())
     theirs = MultiheadAttention(256, 4, self_attention=True)
     pairs = [
-        *((weight, torch.nn.init.xavier_uniform_(torch.empty_like(weight))) for weight in maps),
+        *((weight, torch.nn.init.xavier_uniform_(torch.empty_like(weight))) for weight in weights),
         *((attention[name], weight) for name, weight in theirs.named_parameters() if name.endswith("weight")),
         (light.weight, LightweightConv1dTBC(1024, 31, num_heads=1024).weight),
         (dynamic.weight_linear.weight, DynamicConv1dTBC(256, 31, num_heads=64).weight_linear.weight),

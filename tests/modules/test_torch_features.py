@@ -1,6 +1,6 @@
-"""Features of PyTorch that the modules are used with: one row of a table each, for each module.
+"""Features of PyTorch that users combine with the modules; every test runs for every module of a table.
 
-Others have files of their own: tests/ops/test_compile.py and tests/models/test_compile.py (torch.compile),
+Further features are tested in tests/ops/test_compile.py and tests/models/test_compile.py (torch.compile),
 tests/ops/test_derivatives.py (forward mode, second derivatives, torch.func), test_autocast.py, test_opcheck.py and
 tests/ops/test_fused_train.py (checkpoints), tests/compat/test_data_parallel.py (DistributedDataParallel).
 """
@@ -75,10 +75,10 @@ def draw() -> Tensor:
 
 
 def gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Of the sum of squares, by the same masks each time."""
+    """Return the gradients of the sum of squares of the output, with the same dropout masks in every call."""
     torch.manual_seed(1)
-    found = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
-    return dict(zip((name for name, _ in module.named_parameters()), found, strict=True))
+    values = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    return dict(zip((name for name, _ in module.named_parameters()), values, strict=True))
 
 
 def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -89,7 +89,7 @@ def assert_same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def ensemble(name: str) -> None:
-    """torch.vmap over the weights of several models."""
+    """torch.vmap runs over the stacked weights of several models."""
     models, x = [build(name, 0.0) for _ in range(3)], draw()
     for factor, model in enumerate(models, 1):
         for parameter in model.parameters():
@@ -101,7 +101,7 @@ def ensemble(name: str) -> None:
 
 
 def copied(name: str) -> None:
-    """A copy is a module of its own."""
+    """A deep copy has the same gradients, and shares no parameter."""
     module, x = build(name), draw()
     twin = copy.deepcopy(module)
     assert_same(gradients(twin, x), gradients(module, x))
@@ -109,10 +109,10 @@ def copied(name: str) -> None:
     assert not torch.equal(next(twin.parameters()), next(module.parameters()))
 
 
-# ways to a second module that has the weights of the first
+# ways to make a second module with the weights of the first
 TWINS: dict[str, Callable[[nn.Module], Any]] = {
     "deepcopy": copy.deepcopy,
-    "deepcopy, parametrised": lambda module: copy.deepcopy(parametrised(module)),  # by a class that PyTorch makes
+    "deepcopy, parametrised": lambda module: copy.deepcopy(parametrised(module)),  # PyTorch generates a class for it
     "copy": copy.copy,
     "pickle": lambda module: pickle.loads(pickle.dumps(module)),
     "torch.load": lambda module: saved(module, weights_only=False),
@@ -140,24 +140,24 @@ def saved(value: Any, *, weights_only: bool) -> Any:
 @pytest.mark.parametrize("kind", [*MIXERS])
 @pytest.mark.parametrize("twin", TWINS)
 @torch.no_grad()
-def test_twins_have_entries_of_their_own_in_one_state(kind, twin):
-    """Each decodes another text."""
+def test_a_module_and_its_copy_share_a_state_without_conflict(kind, twin):
+    """Both decode different inputs with one state, in which each has its own entry."""
     module = MIXERS[kind]()
-    other = TWINS[twin](module)
+    copied_module = TWINS[twin](module)
     state: dict = {}
     texts = draw(), -draw()
     for t in range(T):
-        for each, text in zip((module, other), texts, strict=True):
-            newest = each(text[t : t + 1], incremental_state=state)
-            assert_close(newest, each(text)[t : t + 1])
+        for mixer, text in zip((module, copied_module), texts, strict=True):
+            newest = mixer(text[t : t + 1], incremental_state=state)
+            assert_close(newest, mixer(text)[t : t + 1])
     assert len(state) == 2
 
 
-# ways of a state, alone or with its module, to where it goes on
+# ways to carry a state, alone or with its module, to where decoding continues
 CARRIED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "both by pickle": lambda module, state: pickle.loads(pickle.dumps((module, state))),
     "both by torch.load": lambda module, state: saved([state, module], weights_only=False)[::-1],
-    "apart, as to another process": lambda *both: tuple(pickle.loads(pickle.dumps(each)) for each in both),
+    "apart, as to another process": lambda *both: tuple(pickle.loads(pickle.dumps(value)) for value in both),
     "the state alone, without code": lambda module, state: (module, saved(state, weights_only=True)),
     "a copy of the state": lambda module, state: (module, copy.deepcopy(state)),
     "a copy of both": lambda module, state: copy.deepcopy((module, state)),
@@ -167,28 +167,28 @@ CARRIED: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 @pytest.mark.parametrize("kind", [*MIXERS])
 @pytest.mark.parametrize("way", CARRIED)
 @torch.no_grad()
-def test_a_state_goes_on_with_its_module(kind, way):
-    """Where it was left, though the first one has gone on meanwhile."""
+def test_decoding_continues_from_a_carried_state(kind, way):
+    """The carried state is unaffected when the first module continues with the original one."""
     module, x = MIXERS[kind](), draw()
     state: dict = {}
     module(x[:4], incremental_state=state)
-    other, carried = CARRIED[way](module, state)
+    carried_module, carried_state = CARRIED[way](module, state)
     module(-x[4:], incremental_state=state)
-    assert_close(other(x[4:], incremental_state=carried), module(x)[4:])
-    assert len(carried) == 1
-    with torch.no_grad():  # a third one begins anew beside it
-        third = copy.deepcopy(other)
-        assert_close(third(x[:4], incremental_state=carried), module(x)[:4])
+    assert_close(carried_module(x[4:], incremental_state=carried_state), module(x)[4:])
+    assert len(carried_state) == 1
+    with torch.no_grad():  # a third module starts its own text in the same state
+        third = copy.deepcopy(carried_module)
+        assert_close(third(x[:4], incremental_state=carried_state), module(x)[:4])
 
 
 def selective_checkpoint(name: str) -> None:
-    """A policy of activation checkpointing knows the operators: their results are kept, and all else computed again."""
+    """A policy of activation checkpointing can save the operators' results and recompute everything else."""
     operators = [torch.ops.lightconv.light_conv.default, torch.ops.lightconv.dynamic_conv.default]
-    met = []
+    recomputing = []
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if operator in operators:
-            met.append(context.is_recompute)
+            recomputing.append(context.is_recompute)
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -201,11 +201,11 @@ def selective_checkpoint(name: str) -> None:
     torch.manual_seed(1)
     got = torch.autograd.grad(call(x).square().sum(), list(module.parameters()))
     assert_same(dict(zip(dict(module.named_parameters()), got, strict=True)), gradients(module, x))
-    assert met == [False]
+    assert recomputing == [False]
 
 
 def gradients_in_any_layout(name: str) -> None:
-    """Of a part of a wider tensor, batch first, or one number for all, as ``cat``, ``transpose`` and ``sum`` give."""
+    """Incoming gradients may be slices, transposed or expanded, as ``cat``, ``transpose`` and ``sum`` produce them."""
     module, x = build(name, 0.0), draw().requires_grad_()
     wide, turned = torch.randn(T, B, 2 * C), torch.randn(B, T, C)
     for gradient in (wide[..., ::2], wide[..., :C], turned.transpose(0, 1), torch.randn(1).expand(T, B, C)):
@@ -217,7 +217,7 @@ def gradients_in_any_layout(name: str) -> None:
 
 
 def inference_mode(name: str) -> None:
-    """A prompt in it and steps after it, and the other way round; the state is changed in place."""
+    """A prompt in inference mode continues outside, and the reverse; the state is changed in place."""
     module, x = build(name).eval(), draw()
     for first, then in ((torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)):
         state: dict = {}
@@ -228,7 +228,7 @@ def inference_mode(name: str) -> None:
 
 
 def averaged_model(name: str) -> None:
-    """torch.optim.swa_utils: a copy whose weights follow."""
+    """torch.optim.swa_utils.AveragedModel works on the module."""
     module = build(name, 0.0)
     averaged = torch.optim.swa_utils.AveragedModel(module)
     averaged.update_parameters(module)
@@ -236,23 +236,23 @@ def averaged_model(name: str) -> None:
 
 
 def meta(name: str) -> None:
-    """Made and called without data."""
+    """The module can be made and called on the meta device."""
     with torch.device("meta"):
         assert build(name)(torch.empty(T, B, C)).shape == (T, B, C)
 
 
 def _shard(rank: int, folder: str) -> None:
-    """One of two processes: gradients for its half of the batch, averaged by FSDP2, and gathered."""
+    """Run one of two processes: compute gradients for half of the batch, averaged by FSDP2, and gather them."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for name in MODULES:
         module, half = build(name, 0.0), draw()[:, 2 * rank : 2 * rank + 2]
         fully_shard(module)
         module(half).square().sum().backward()
-        whole = {key: p.grad.full_tensor() for key, p in module.named_parameters()}  # type: ignore[union-attr]
+        gathered = {key: p.grad.full_tensor() for key, p in module.named_parameters()}  # type: ignore[union-attr]
         if rank == 0:
-            torch.save(whole, f"{folder}/{name}.pt")
-        # the same with the batch as one tensor that is spread over the processes
+            torch.save(gathered, f"{folder}/{name}.pt")
+        # the same with the batch as one DTensor, sharded over the processes
         module = distribute_module(build(name, 0.0), mesh)
         out = module(distribute_tensor(draw(), mesh, [Shard(1)])).full_tensor()
         if rank == 0:
@@ -272,7 +272,7 @@ def test_feature(feature, name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")  # nothing changes it in place
 def test_fsdp2_and_distributed_tensors_of_two_processes(tmp_path):
-    """The gradients, and the results, of one process that has the whole batch."""
+    """Gradients and outputs equal those of a single process with the whole batch."""
     start_processes(_shard, (str(tmp_path),), nprocs=2, start_method="fork")
     for name in MODULES:
         module = build(name, 0.0)
@@ -281,13 +281,13 @@ def test_fsdp2_and_distributed_tensors_of_two_processes(tmp_path):
         assert_close(torch.load(tmp_path / f"{name} spread.pt"), module(draw()).detach())
 
 
-# ---- What records a program: it holds plain operators of torch, and takes every length ----
+# ---- torch.export and torch.jit.trace: a recorded program has only operators of torch, and takes every length ----
 
 DIMS = {axis: torch.export.Dim(name) for axis, name in enumerate(("first", "second"))}
 
 
 class Model(nn.Module):
-    """A convolution in a model of one's own, called with options."""
+    """A user's model with a convolution that is called with options."""
 
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ def test_recorded_programs_take_every_length(recorder, kind):
 
 
 class Packed(nn.Module):
-    """Packed sentences behind states, or zeros."""
+    """A model on packed sentences that continue from states, or start at zeros."""
 
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -348,10 +348,10 @@ def sentences(*lengths: int, begun: bool) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("begun", [True, False])
 @torch.no_grad()
 def test_recorded_programs_take_any_number_of_packed_sentences(recorder, kind, begun):
-    """One alone, empty ones, and more than were recorded.
+    """A program recorded with two sentences takes one, empty ones and more.
 
-    PyTorch keeps a bound for the size of a result that is one less than that of an input: where states are returned and
-    none are given, an exported program takes two sentences or more.
+    Exported with states returned but none passed, it takes at least two sentences: PyTorch derives that bound from an
+    output that is one shorter than an input.
     """
     module, example = Packed(kind).eval(), sentences(3, 4, begun=begun)
     if recorder == "trace":
@@ -361,27 +361,27 @@ def test_recorded_programs_take_any_number_of_packed_sentences(recorder, kind, b
         program = torch.export.export(module, example, dynamic_shapes=shapes).module()
     alone = [(5,), (1,)] if begun or recorder == "trace" else []
     for lengths in ((3, 4), (2, 0, 1, 9), *alone):
-        given = sentences(*lengths, begun=begun)
-        for got, expected in zip(program(*given), module(*given), strict=True):
+        arguments = sentences(*lengths, begun=begun)
+        for got, expected in zip(program(*arguments), module(*arguments), strict=True):
             assert_close(got, expected)
 
 
-# ---- What replaces the work of a class for all its modules at once ----
+# ---- Tools that replace a method of a class ----
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("name", ["forward", "__call__"])
 @torch.no_grad()
-def test_a_class_whose_methods_a_tool_replaced(name, wrapped, monkeypatch):
-    """Tools that count or trace put functions of theirs in place of ``nn.Linear.forward``; some hide that they did."""
+def test_replaced_methods_of_torch_classes_are_called(name, wrapped, monkeypatch):
+    """Tools that count or trace replace ``nn.Linear.forward``; some hide it with functools.wraps."""
     owner: Any = nn.Linear if name == "forward" else nn.Module
-    original, met = getattr(owner, name), []
+    original, called_classes = getattr(owner, name), []
 
     def replaced(self: nn.Module, *arguments: Any, **options: Any) -> Any:
-        met.append(type(self))
+        called_classes.append(type(self))
         return original(self, *arguments, **options)
 
     monkeypatch.setattr(owner, name, functools.wraps(original)(replaced) if wrapped else replaced)
     module = build("ConvModule", 0.0).eval()
-    module(draw()[:1], incremental_state={})  # few rows, which an operator of ours takes otherwise
-    assert met.count(nn.Linear) == 3
+    module(draw()[:1], incremental_state={})  # with few rows our fused operator would normally run instead
+    assert called_classes.count(nn.Linear) == 3

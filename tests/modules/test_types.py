@@ -1,4 +1,4 @@
-"""The public surface as type checkers and ``help()`` show it."""
+"""The public API as type checkers and ``help()`` see it."""
 
 import copy
 import inspect
@@ -20,13 +20,13 @@ from tests.modules import typed_program
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow  # mypy reads torch's types, anew where its cache is empty
-def test_mypy_strict_takes_a_program_that_uses_the_public_surface():
-    """As in a project of one's own, without this one's settings."""
+@pytest.mark.slow  # with an empty cache mypy checks all of torch's types
+def test_mypy_strict_accepts_a_program_that_uses_the_public_api():
+    """As in a user's project: without the settings of ours."""
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={ROOT}/.mypy_cache/strict"]
     command = [sys.executable, "-m", "mypy", *options, "tests/modules/typed_program.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    mypy = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert mypy.returncode == 0, mypy.stdout + mypy.stderr
 
 
 def test_the_program_runs():
@@ -61,15 +61,17 @@ def test_help_shows_every_argument_with_its_type(call):
 
 @each_call
 def test_docstrings_name_what_can_be_imported(call):
-    """From lightconv_plugin, its modules or ops, or torch.nn; or an argument, or an attribute of a convolution."""
-    places: dict[str, Any] = {"nn": nn, "copy": copy, "lightconv_plugin": lightconv_plugin}
-    for place in (lightconv_plugin, ops, lightconv_plugin.modules, lightconv_plugin.DynamicConv):
-        places |= {name: getattr(place, name) for name in dir(place)}
+    """Names in double backquotes come from lightconv_plugin, its modules or ops, or torch.nn, or are arguments or
+    attributes of a convolution.
+    """
+    values: dict[str, Any] = {"nn": nn, "copy": copy, "lightconv_plugin": lightconv_plugin}
+    for owner in (lightconv_plugin, ops, lightconv_plugin.modules, lightconv_plugin.DynamicConv):
+        values |= {name: getattr(owner, name) for name in dir(owner)}
     for function in functions_of(call):
-        places |= inspect.signature(function).parameters
+        values |= inspect.signature(function).parameters
         for name in re.findall(r"``([A-Za-z_][\w.]*)(?:\([^`]*)?``", inspect.getdoc(function) or ""):
             first, *rest = name.split(".")
-            value = places[first]
+            value = values[first]
             for part in rest:
                 value = getattr(value, part)
 

@@ -1,4 +1,4 @@
-"""The operators and modules in a process that has torch and nothing of fairseq's."""
+"""The operators and modules in a process that has torch but not fairseq."""
 
 import re
 import shutil
@@ -19,11 +19,11 @@ LEARNT = """
 assert loss < 2, loss  # 0.003 for three seeds, with AVX-512, AVX2 and without
 torch.testing.assert_close(steps, out(conv(embed(tokens))), rtol=1e-4, atol=1e-5)
 """
-# the compiler of torch alone would take 1.4 seconds to import
+# importing torch._dynamo would take another 1.4 seconds
 FIRST = """
 import lightconv_plugin
 assert {*lightconv_plugin.__all__, '__version__'} <= {*dir(lightconv_plugin)}
-assert 'torch' not in sys.modules  # units needs Python alone
+assert 'torch' not in sys.modules  # the package itself imports torch lazily
 from lightconv_plugin import DynamicConv, LightweightConv, dynamic_conv, info, light_conv
 import torch
 assert 'torch._dynamo' not in sys.modules
@@ -39,25 +39,25 @@ def wheel(folder: Path, *options: str) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "lightconv_plugin", folder / "lightconv_plugin", ignore=shutil.ignore_patterns("__pyc*"))
-    built = f"from setuptools import build_meta as b; print(b.build_wheel('.', {{'--build-option': {list(options)}}}))"
-    said = subprocess.run([sys.executable, "-c", built], cwd=folder, capture_output=True, text=True, check=True)
-    return folder / said.stdout.split()[-1]
+    code = f"from setuptools import build_meta as b; print(b.build_wheel('.', {{'--build-option': {list(options)}}}))"
+    build = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return folder / build.stdout.split()[-1]
 
 
-def test_a_wheel_asks_for_torch_alone_and_holds_every_file(tmp_path):
+def test_a_wheel_requires_only_torch_and_contains_every_file(tmp_path):
     path = wheel(tmp_path)
     assert path.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")
     (metadata,) = (tmp_path / "site").glob("*.dist-info")
     message = message_from_string((metadata / "METADATA").read_text(encoding="utf-8"))
-    needs = message.get_all("Requires-Dist", [])
-    assert [need for need in needs if "extra ==" not in need] == ["torch>=2.10"]
+    requirements = message.get_all("Requires-Dist", [])
+    assert [requirement for requirement in requirements if "extra ==" not in requirement] == ["torch>=2.10"]
     assert message["Version"] == lightconv_plugin.__version__
     files = {path.relative_to(tmp_path) for path in (tmp_path / "lightconv_plugin").rglob("*") if path.is_file()}
-    kept = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site" / "lightconv_plugin").rglob("*")}
-    assert {path for path in files - kept if path.suffix not in (".ipynb", ".md", ".pyc")} == set()
-    assert Path("lightconv_plugin/py.typed") in kept
+    packed = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site" / "lightconv_plugin").rglob("*")}
+    assert {path for path in files - packed if path.suffix not in (".ipynb", ".md", ".pyc")} == set()
+    assert Path("lightconv_plugin/py.typed") in packed
 
 
 def test_a_wheel_with_the_compiled_library_needs_no_compiler(tmp_path):
@@ -75,21 +75,21 @@ def test_a_wheel_with_the_compiled_library_needs_no_compiler(tmp_path):
     )
     assert f'constrains the platform tag to "{platform}"' in " ".join(shown.stdout.split())
     assert (site / "lightconv_plugin/ops/native/csrc/cuda/band.cuh").is_file()
-    bare = {"PATH": str(tmp_path / "empty"), "PYTHONPATH": str(site), "LIGHTCONV_BACKEND": "native"}
+    environment = {"PATH": str(tmp_path / "empty"), "PYTHONPATH": str(site), "LIGHTCONV_BACKEND": "native"}
     code = f"{NONE}{FIRST}{README}{LEARNT}{EXAMPLES}\nprint(lightconv_plugin.__file__)"
-    done = subprocess.run(
+    program = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path / "site",
-        env=bare | {"LIGHTCONV_CACHE": str(tmp_path / "cache")},
+        env=environment | {"LIGHTCONV_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
     )
-    assert done.stdout.splitlines()[-1:] == [f"{site}/lightconv_plugin/__init__.py"], done.stderr
-    assert not done.stderr
+    assert program.stdout.splitlines()[-1:] == [f"{site}/lightconv_plugin/__init__.py"], program.stderr
+    assert not program.stderr
     assert not (tmp_path / "cache").exists()
 
 
-def test_models_say_that_they_need_fairseq():
+def test_importing_a_model_without_fairseq_says_how_to_install_it():
     code = NONE + "from lightconv_plugin import LightConvModel"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in done.stderr
+    program = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "need fairseq, which is not installed: pip install 'lightconv-plugin[fairseq]'" in program.stderr

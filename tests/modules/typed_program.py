@@ -1,7 +1,7 @@
-"""A program that uses all of the public surface, for type checkers: ``mypy --strict`` and pyright take it as it is.
+"""A program that uses the whole public API, for type checkers: ``mypy --strict`` and pyright accept it.
 
-Each ``type: ignore`` marks a mistake that they must find: where they do not, mypy says that the comment is not needed.
-The tests run it as well.
+Each ``type: ignore`` marks a mistake that they must report; if mypy does not, it reports an unused comment.
+The tests also run the program.
 """
 
 from typing import assert_type
@@ -33,7 +33,7 @@ C, H, K = 8, 2, 3
 
 
 class Block(nn.Module):
-    """A convolution in a block of one's own."""
+    """A user's block with a convolution."""
 
     def __init__(self, channels: int, *, dynamic: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def modules(x: Tensor) -> list[Tensor]:
 
 
 def models(folder: str) -> str:
-    """Read a trained model: for type checkers alone."""
+    """Load a trained model; only type-checked, never run."""
     model = LightConvModel.from_pretrained(folder, "checkpoint_best.pt", "data-bin", bpe=None)
     assert_type(model.translate(["guten morgen .", "."], beam=4, lenpen=0.6), list[str])
     assert_type(LightConvLanguageModel.from_pretrained(folder).sample("the"), str)
@@ -103,7 +103,7 @@ def models(folder: str) -> str:
 
 
 def mistakes(x: Tensor, kernels: Tensor) -> None:
-    """What checkers must refuse; never run."""
+    """Calls that type checkers must reject; never run."""
     light_conv(x, kernels, padding_l=1, normalization="softmx")  # type: ignore[call-overload]
     light_conv(x, kernels, padding_l=1, backend="cuda")  # type: ignore[call-overload]
     light_conv(x, kernels, padding_l=1, activation="relu")  # type: ignore[call-overload]
@@ -121,7 +121,7 @@ def mistakes(x: Tensor, kernels: Tensor) -> None:
 
 
 def main() -> None:
-    """Run what needs torch alone."""
+    """Run the functions that need only torch."""
     x = torch.randn(5, 2, C)
     assert lightconv_plugin.__version__
     for dynamic in (False, True):

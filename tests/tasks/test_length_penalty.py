@@ -1,4 +1,4 @@
-"""The stepwise length penalty: searches with it against its definition."""
+"""The stepwise length penalty: searches compared with a reference implementation in plain Python."""
 
 import math
 import os
@@ -20,11 +20,11 @@ WORDS = (5, 6, 7)  # all others have no probability, so that sentences end
 
 
 def few_words(seed):
-    """A random model of TYPES types that writes WORDS alone."""
+    """Return a random model with TYPES vocabulary entries that generates only WORDS."""
     built = model(DYNAMIC, seed, TYPES)
-    others = torch.ones(TYPES, dtype=torch.bool)
-    others[[EOS, *WORDS]] = False
-    built.decoder.output_projection.register_forward_hook(lambda _, __, out: out.masked_fill(others, -math.inf))
+    is_excluded = torch.ones(TYPES, dtype=torch.bool)
+    is_excluded[[EOS, *WORDS]] = False
+    built.decoder.output_projection.register_forward_hook(lambda _, __, out: out.masked_fill(is_excluded, -math.inf))
     return built
 
 
@@ -35,12 +35,12 @@ def find(path, built, batch, **options):
         return (searches.captured if path == "captured" else searches.in_steps)(search, batch)
 
 
-class Definition:
+class Reference:
     """log P of a next word in float64, by a full pass; and s, as ``LengthPenalty`` says it."""
 
     def __init__(self, built, source, alpha, ngram=0):
         self.built, self.source, self.alpha, self.ngram = deepcopy(built).double(), source, alpha, ngram
-        self.known = {}
+        self.log_probabilities = {}
 
     def read(self, prefixes):
         """Have log P of the next word after each of the prefixes, all of one length, and after what they begin with."""
@@ -49,7 +49,7 @@ class Definition:
             target = torch.tensor([[EOS, *tokens] for tokens in prefixes])
             logits = self.built(source, torch.full([len(prefixes)], source.shape[1]), target)[0]
         for tokens, rows in zip(prefixes, torch.log_softmax(logits, dim=-1).tolist(), strict=True):
-            self.known |= {tokens[:length]: row for length, row in enumerate(rows)}
+            self.log_probabilities |= {tokens[:length]: row for length, row in enumerate(rows)}
 
     def allowed(self, tokens, min_len, max_len):
         """The words that may follow, with their log P."""
@@ -57,7 +57,7 @@ class Definition:
         read, n = (EOS, *tokens), self.ngram
         seen = {read[i : i + n] for i in range(len(read) - n + 1)} if n else set()
         free = [word for word in words if (*read, word)[-n:] not in seen] if len(read) >= n else words
-        return [(word, self.known[tokens][word]) for word in free]
+        return [(word, self.log_probabilities[tokens][word]) for word in free]
 
     def score(self, total, length):
         return total / ((5 + length) / 6) ** self.alpha
@@ -75,15 +75,17 @@ class Definition:
             ]
             scored = [(self.score(total, len(tokens)), total, tokens) for total, tokens in candidates]
             order = sorted([(s, 0.0, tokens) for s, tokens in ended] + scored, reverse=True)[:beam]
-            places = [one for one in order if one in scored]
-            ended += [(s, tokens) for s, _, tokens in places if tokens[-1] == EOS]
-            live = [(total, tokens) for _, total, tokens in places if tokens[-1] != EOS]
+            chosen = [candidate for candidate in order if candidate in scored]
+            ended += [(s, tokens) for s, _, tokens in chosen if tokens[-1] == EOS]
+            live = [(total, tokens) for _, total, tokens in chosen if tokens[-1] != EOS]
         return sorted(ended, reverse=True)[:beam]
 
 
 def assert_found(hypotheses, expected):
-    assert [tuple(one["tokens"].tolist()) for one in hypotheses] == [tokens for _, tokens in expected]
-    assert_close(torch.stack([one["score"] for one in hypotheses]), torch.tensor([score for score, _ in expected]))
+    assert [tuple(hypothesis["tokens"].tolist()) for hypothesis in hypotheses] == [tokens for _, tokens in expected]
+    assert_close(
+        torch.stack([hypothesis["score"] for hypothesis in hypotheses]), torch.tensor([score for score, _ in expected])
+    )
 
 
 PATHS = ["native", "reference", "captured"]
@@ -100,13 +102,13 @@ PATHS = ["native", "reference", "captured"]
     max_len=st.integers(2, 6),
     ngram=st.sampled_from([0, 0, 2]),
 )
-def test_beams_are_those_of_the_definition(path, seed, lengths, alpha, beam, min_len, max_len, ngram):
+def test_beams_are_those_of_the_reference_implementation(path, seed, lengths, alpha, beam, min_len, max_len, ngram):
     built, batch = few_words(seed), sample(lengths, TYPES, seed)
     options = {"beam": beam, "min_len": min_len, "max_len_b": max_len, "no_repeat_ngram_size": ngram}
-    found = find(path, built, batch, alpha=alpha, **options)
-    for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], found, strict=True):
-        definition = Definition(built, source[None, -length:], alpha, ngram)
-        assert_found(hypotheses, definition.search(beam, min_len, max_len))
+    results = find(path, built, batch, alpha=alpha, **options)
+    for length, source, hypotheses in zip(lengths, batch["net_input"]["src_tokens"], results, strict=True):
+        reference = Reference(built, source[None, -length:], alpha, ngram)
+        assert_found(hypotheses, reference.search(beam, min_len, max_len))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_texts_of_tokens(options):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"beam": 0}, "--beam is 0, expected a whole number from 1 on"),
         ({"beam": -2}, "--beam is -2, expected"),
@@ -48,16 +48,16 @@ def test_texts_of_tokens(options):
     ],
     ids=str,
 )
-def test_a_search_refuses_what_it_cannot_do(flags, said):
+def test_a_search_refuses_what_it_cannot_do(flags, message):
     """Before any model is asked, and whoever asks for the search: fairseq-generate, the hub or --eval-bleu."""
     words = common.dictionary(20)
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         FastTranslationTask(common.Namespace(), words, words).build_generator([], common.Namespace(**flags))
 
 
 def test_every_number_of_fairseqs_generation_has_a_limit_or_none():
     any_number = {"lenpen", "unkpen", "diverse_beam_strength", "diversity_rate", "lm_weight"}
     of_others = ("_mt", "iter_decode_")  # of models and searches that are not ours
-    numbers = {each.name for each in fields(GenerationConfig) if each.type in (int, float)}
+    numbers = {field.name for field in fields(GenerationConfig) if field.type in (int, float)}
     assert {name for name in numbers - any_number if not any(part in name for part in of_others)} <= LIMITS.keys()
     assert any_number <= numbers
