@@ -10,6 +10,7 @@ import torch
 
 from scripts import score, tune
 from scripts.config import Config, load_config, merge
+from scripts.fairseq_io.checkpoints import load
 from scripts.fairseq_io.commands import evaluate_command, generation_settings
 from scripts.reproduce.run import build_run
 from tests.scripts.test_average import save
@@ -39,7 +40,7 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
         assert units is None  # of debian_lm
         assert "--gen-subset=valid" in command
         model = next(word for word in command if word.startswith("--path="))
-        weights = torch.load(model.removeprefix("--path="))["model"]["w"]
+        weights = load(Path(model.removeprefix("--path=")))["model"]["w"]
         return SimpleNamespace(facts={"perplexity": found[weights[0].item()]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
@@ -50,7 +51,7 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     tune.main([str(tmp_path / "model.yaml"), *folders])
     chosen = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (chosen["chosen"], chosen["score"]) == ({"last": last}, min(perplexities))
-    assert torch.load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
+    assert load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
 
 
 def test_the_search_of_the_first_of_equal_translations_is_kept():
