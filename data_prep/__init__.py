@@ -1,4 +1,4 @@
-"""Raw text to binarised data: download, prepare, binarise. What differs between datasets is in datasets/*.yaml."""
+"""From raw text to binarised data: download, prepare, binarise. The files in datasets/ describe the datasets."""
 
 from data_prep.common import set_up_command
 

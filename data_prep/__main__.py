@@ -1,13 +1,13 @@
 """Fetch, prepare and binarise a dataset for fairseq, and write a report on it.
 
-  DIR/raw        the files as fetched, each checked
-  DIR/prepared   text after the dataset's steps, with counts.json (see data_prep.prepare --help)
-  DIR/binarised  what fairseq-train reads, with dictionaries
-  DIR/report.md  where it comes from, what every step dropped and why, known counts, sizes, checksums
+  DIR/raw        the fetched files, each tested
+  DIR/prepared   the text after the dataset's steps, with counts.json (see data_prep.prepare --help)
+  DIR/binarised  the data that fairseq-train reads, with dictionaries
+  DIR/report.md  sources, dropped lines of every step by reason, expected counts, sizes, checksums
 
-The same command again goes on where it was interrupted, at the byte of a download or after the last complete step, and
-repeats nothing that is done. Put files that no server has any more, or that need a registration, into a folder, and
-give it with --raw: nothing in it is changed.
+Run an interrupted command again: it resumes within a download or after the last complete step, and repeats nothing.
+Files that are not on a server any more, or that need a registration, go into a folder of your own, to be named with
+--raw; nothing in that folder is changed.
 
 examples:
   python -m data_prep --list
@@ -31,7 +31,7 @@ STAGES = (*NAMES, "report")
 
 
 def list_datasets() -> str:
-    """Each dataset's name, languages and what it says about itself."""
+    """Return the text of --list: each dataset's name, languages and description."""
     entries = []
     for name in names():
         dataset = load_dataset(name)
@@ -42,9 +42,9 @@ def list_datasets() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="a name that --list shows, or a YAML file's path")
-    parser.add_argument("--list", action="store_true", help="show the datasets there are, and end")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for all that is made (default: work/DATASET)")
-    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder of files fetched by hand, or of own text")
+    parser.add_argument("--list", action="store_true", help="print the available datasets and exit")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for all results (default: work/DATASET)")
+    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand, or with your text")
     parser.add_argument("--to", dest="last", choices=STAGES, default="report", help="last stage (default: report)")
     add_options(parser)
     arguments = parser.parse_args(argv)
@@ -55,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("DATASET is needed; --list shows the datasets")
     dataset = load_dataset(arguments.dataset)
     out = arguments.out or CHECKOUT / "work" / dataset.name
-    plan(dataset, out)  # every mistake in the YAML now, not after an hour of fetching
+    plan(dataset, out)  # raises errors about the YAML now instead of after an hour of downloads
     options = ["--workers", str(arguments.workers), *["--accept-counts"] * arguments.accept_counts]
     stages = data_stages(dataset, out, raw=arguments.raw, options=options)
-    pipeline, wanted = Pipeline({stage.name: stage for stage in stages}), NAMES[: STAGES.index(arguments.last) + 1]
-    pipeline.check_places(wanted)
-    run_data_stages(pipeline, out, wanted)
+    pipeline, keys = Pipeline({stage.name: stage for stage in stages}), NAMES[: STAGES.index(arguments.last) + 1]
+    pipeline.check_places(keys)
+    run_data_stages(pipeline, out, keys)
     if arguments.last == "report":
         print(f"== report: {write_report(dataset, out)}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Fetch a dataset's raw text into a folder, with a manifest of what was fetched.
+"""Fetch a dataset's raw text into a folder, with a manifest of the files.
 
 example: python -m data_prep.download debian_en_de --out work/debian/raw
 """
@@ -17,9 +17,12 @@ from data_prep.sources import kind_of
 
 
 def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]:
-    """Fill ``out`` with the raw files and manifest.json, all or nothing; returns the manifest."""
+    """Fill the folder ``out`` with the raw files and manifest.json; returns the manifest.
+
+    ``raw`` is a folder with files that the user fetched, if any.
+    """
     kind = kind_of(dataset)
-    # a kind that resumes adds files and replaces none
+    # a kind that resumes adds files to the folder; for the others it appears when it is complete
     with lock(out), nullcontext(out) if kind.resumes else atomic_folder(out) as folder:
         notes = kind.fetch(dataset, raw, folder)
         if "files" not in notes:
@@ -32,8 +35,8 @@ def download(dataset: Dataset, *, raw: Path | None, out: Path) -> dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
-    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder of files fetched by hand, or of own text")
-    parser.add_argument("--test-only", action="store_true", help="only the files that the test set is in")
+    parser.add_argument("--raw", metavar="DIR", type=Path, help="folder with files fetched by hand, or with your text")
+    parser.add_argument("--test-only", action="store_true", help="fetch only the files with the test set")
     arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset)
     if arguments.test_only:

@@ -1,122 +1,126 @@
-"""Fetching a file: from where it lies already, from a folder of the user's, or from its mirrors, by curl(1).
+"""Fetch a file: from a folder of the user's, from an earlier run, or from its mirrors with curl(1).
 
-    found = fetch("dev.tgz", File(urls=("http://.../dev.tgz",), md5="4a3d..."), folder)
+    record = fetch("dev.tgz", File(urls=("http://.../dev.tgz",), md5="4a3d..."), folder)
 
-What ``fetch`` leaves under the file's name has been tested: against its published length and checksum, or else against
-what came the first time, so that a file that changes at its source is noticed.
+A file gets its final name after a test: against its published length and checksum or, if none is published, against
+those of the first download, so that a file that changes at its source is noticed.
 
-The bytes of a download lie beside the file, under a name of what is in the making. After a break or a kill it goes on
-where it stopped, from any mirror, if a checksum will tell that what came is one file: its own, or an archive's.
+A download is written beside the file, under the name of an unfinished file. After an interruption it resumes there,
+even from another mirror, if a checksum will show that the parts belong to one file: a published one, or an archive's.
 """
 
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import check_archive, has_checksums
 from data_prep.common.errors import UserError
-from data_prep.common.files import digest, stands_for
+from data_prep.common.files import copy_file, digest, stands_for
 from data_prep.common.outputs import in_the_making, remove, replace
 from data_prep.common.process import child
-from data_prep.common.terminal import shown
+from data_prep.common.progress import Measurement, measured_progress
 from data_prep.dataset import File
 
-ATTEMPTS = 7  # in a row that bring nothing to go on with
-STALLED = 60  # seconds without a byte, until a connection is given up
+ATTEMPTS = 7  # failed attempts in a row, after which a mirror is given up
+STALLED = 60  # seconds without a byte, after which a connection is given up
 FIRST_DELAY = 1.0  # seconds before the second attempt; doubled before each further one
-# statuses of curl and of HTTP; all others will be the same in a minute
+# exit statuses of curl and status codes of HTTP; a retry does not help with any other
 _MAY_PASS = {5, 6, 7, 8, 18, 28, 35, 52, 55, 56, 92}  # no host, no connection, a connection that breaks or stalls
-_NOT_FROM_THERE = {31, 33, 36}  # the server cannot go on, or has a shorter file by now
+_CANNOT_RESUME = {31, 33, 36}  # the server cannot resume a download, or its file has become shorter
 _HTTP, _CANNOT_WRITE = 22, 23
 _BUSY = {"408", "425", "429", "500", "502", "503", "504"}
 
 
 class _Refused(Exception):
-    """This is not the file. The message says why."""
+    """This is not the expected file. The message has the reason."""
 
 
 def fetch(
-    name: str, file: File, folder: Path, *, raw: Path | None = None, before: dict[str, Any] | None = None
+    name: str, file: File, folder: Path, *, raw: Path | None = None, first: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Have ``file`` under ``name`` in ``folder``, tested; returns its address, length and SHA-256.
-
-    The first of these that is there: the file in ``raw``, the file in ``folder``, a mirror.
+    """Put a tested file into ``folder``: the one in ``raw``, or the one already there, or one from a mirror.
 
     Args:
-        name: its name, whose ending says what kind of file it is.
-        file: what to fetch.
-        folder: where to; beside the file, its unfinished download (.NAME.lightconv).
-        raw: a folder where the user put files by hand. They are linked or copied, never moved or changed.
-        before: what this function returned when the file came first.
+        name: the file's name, whose suffix decides its kind.
+        file: the addresses and, if published, length and checksums.
+        folder: where to put it. An unfinished download lies there, too (.NAME.lightconv).
+        raw: a folder with files that the user fetched. They are linked or copied, never moved or changed.
+        first: the result of this function when the file was first fetched.
+
+    Returns:
+        ``url``, ``bytes`` and ``sha256`` of the file.
 
     Raises:
-        UserError: the file cannot be had, or is not what it should be; the message says what was got, what was expected
-            and how to put the file there by hand. Nothing wrong ever has the final name.
+        UserError: no mirror has the file, or it is not the expected one; the message says what was got, what was
+            expected and how to supply the file by hand. A wrong file never gets the final name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
-    there = raw / name if raw is not None and (raw / name).exists() else path
-    found = _take(there, path, file, before) if there.exists() else _download(path, file, before)
-    return before if before and before["sha256"] == found["sha256"] else found
+    local = raw / name if raw is not None and (raw / name).exists() else path
+    record = _take_local(local, path, file, first) if local.exists() else _download(path, file, first)
+    return first if first and first["sha256"] == record["sha256"] else record
 
 
-def _take(there: Path, path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
-    """Give a file that is there already, tested, the name ``path``."""
+def _take_local(local: Path, path: Path, file: File, first: dict[str, Any] | None) -> dict[str, Any]:
+    """Test a local file, and link or copy it to ``path``."""
     try:
-        found = _tested(there, path, file, before)
+        record = _test(local, path, file, first)
     except _Refused as refused:
         raise UserError(
-            f"{there} is not the file that is needed: {refused}. Delete it or move it away, and run this again"
+            f"{local} is not the file that is needed: {refused}. Delete it or move it away, and run this again"
         ) from refused
-    if not path.exists() or not path.samefile(there):
-        copy = in_the_making(path)
-        remove(copy)
+    if not path.exists() or not path.samefile(local):
+        partial = in_the_making(path)
+        remove(partial)
         try:
-            os.link(there.resolve(), copy)
-        except OSError:  # another disk, or one that knows no links
-            shutil.copyfile(there, copy)
-        replace(copy, path)
-        print(f"{path.name}: {found['bytes']:,} bytes from {there}", flush=True)
-    return {"url": there.resolve().as_uri(), **found}
+            os.link(local.resolve(), partial)
+        except OSError:  # on another disk, or on one without links
+            copy_file(local, path)
+        else:
+            replace(partial, path)
+        print(f"{path.name}: {record['bytes']:,} bytes from {local}", flush=True)
+    return {"url": local.resolve().as_uri(), **record}
 
 
-def _tested(there: Path, path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
-    """The length and SHA-256 of what is to become ``path``.
+def _test(candidate: Path, path: Path, file: File, first: dict[str, Any] | None) -> dict[str, Any]:
+    """Test a file that is to become ``path``; returns its length and SHA-256.
 
-    Without a published checksum that of the first time counts, and without that the checksums that archives have.
+    It is compared with the published checksum; if there is none, with the file of the first time; and if there was
+    none, the checksums inside an archive are tested.
     """
-    if what := stands_for(there, path.name):
-        raise _Refused(f"it is {what}")
-    with shown(lambda: f"{path.name}: testing {there}"):
-        found = {"bytes": there.stat().st_size, "sha256": digest([there])}
-    if file.bytes not in (None, found["bytes"]):
-        raise _Refused(f"it has {found['bytes']:,} bytes, {file.bytes:,} were expected")
-    if file.sha256 not in (None, found["sha256"]):
-        raise _Refused(f"its SHA256 is {found['sha256']}, {file.sha256} was expected")
-    if file.md5 and (md5 := digest([there], "md5")) != file.md5:
+    if problem := stands_for(candidate, path.name):
+        raise _Refused(f"it is {problem}")
+    record = {"bytes": candidate.stat().st_size, "sha256": digest([candidate])}
+    if file.bytes not in (None, record["bytes"]):
+        raise _Refused(f"it has {record['bytes']:,} bytes, {file.bytes:,} were expected")
+    if file.sha256 not in (None, record["sha256"]):
+        raise _Refused(f"its SHA256 is {record['sha256']}, {file.sha256} was expected")
+    if file.md5 and (md5 := digest([candidate], "md5")) != file.md5:
         raise _Refused(f"its MD5 is {md5}, {file.md5} was expected")
-    if not file.published and before and before["sha256"] != found["sha256"]:
+    if not file.published and first and first["sha256"] != record["sha256"]:
         raise _Refused(
-            f"its SHA-256 is {found['sha256']} ({found['bytes']:,} bytes), and what came the first time had "
-            f"{before['sha256']} ({before['bytes']:,} bytes): to trust this one, delete {path.parent / 'manifest.json'}"
+            f"its SHA-256 is {record['sha256']} ({record['bytes']:,} bytes), and the file of the first time had "
+            f"{first['sha256']} ({first['bytes']:,} bytes): to trust this one, delete {path.parent / 'manifest.json'}"
         )
-    if not file.published and not before:
+    if not file.published and not first:
         try:
-            check_archive(there, path.name)
+            check_archive(candidate, path.name)
         except UserError as error:
             raise _Refused(str(error)) from error
-    return found
+    return record
 
 
-def _download(path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
-    """Bring the file from the first mirror that has it, tested."""
+def _download(path: Path, file: File, first: dict[str, Any] | None) -> dict[str, Any]:
+    """Download the file from the first mirror where it passes the test."""
     name, problems = path.name, ""
     for url in file.urls:
         try:
-            return {"url": url, **_from_mirror(url, path, file, before)}
+            return {"url": url, **_from_mirror(url, path, file, first)}
         except _Refused as refused:
             problems += f"\n  {url}: {refused}"
             print(f"{name}: {url}: {refused}", flush=True)
@@ -128,50 +132,61 @@ def _download(path: Path, file: File, before: dict[str, Any] | None) -> dict[str
     )
 
 
-def _from_mirror(url: str, path: Path, file: File, before: dict[str, Any] | None) -> dict[str, Any]:
-    part = in_the_making(path)
-    _bring(url, part, path.name, file)
+def _from_mirror(url: str, path: Path, file: File, first: dict[str, Any] | None) -> dict[str, Any]:
+    partial = in_the_making(path)
+    _download_from(url, partial, path.name, file)
     try:
-        found = _tested(part, path, file, before)
+        record = _test(partial, path, file, first)
     except _Refused:
-        remove(part)
+        remove(partial)
         raise
-    with part.open("rb") as whole:
-        os.fsync(whole.fileno())
-    replace(part, path)
-    print(f"{path.name}: {found['bytes']:,} bytes from {url}", flush=True)
-    return found
+    with partial.open("rb") as f:
+        os.fsync(f.fileno())
+    replace(partial, path)
+    print(f"{path.name}: {record['bytes']:,} bytes from {url}", flush=True)
+    return record
 
 
-def _bring(url: str, part: Path, name: str, file: File) -> None:
-    """Bring the file at ``url`` to its end, in as many attempts as it takes."""
-    failures, goes_on = 0, file.published or has_checksums(name)
+def _download_from(url: str, partial: Path, name: str, file: File) -> None:
+    """Download the file at ``url`` to ``partial``; after a failure that may pass, wait and try again.
+
+    Raises:
+        _Refused: the server does not have the file, or ``ATTEMPTS`` attempts in a row failed.
+        UserError: ``partial`` cannot be written.
+    """
+    failures, can_resume = 0, file.published or has_checksums(name)
     while True:
-        if not goes_on:
-            remove(part)
-        part.touch()
-        before = part.stat().st_size
-        code, reply, said = _curl(url, part, name, file.bytes)
-        if code == 0 or (before and reply == "416"):  # all is here: it is tested now
+        if not can_resume:
+            remove(partial)
+        partial.touch()
+        old_size = partial.stat().st_size
+        code, reply, message = _curl(url, partial, name, file.bytes)
+        if code == 0 or (old_size and reply == "416"):  # HTTP 416: nothing is missing
             return
         if code == _CANNOT_WRITE:
-            free = shutil.disk_usage(part.parent).free
-            raise UserError(f"cannot write {part} ({free:,} bytes are free); make room, and run the same command again")
-        size = part.stat().st_size
-        if code in _NOT_FROM_THERE:
-            remove(part)
+            free = shutil.disk_usage(partial.parent).free
+            raise UserError(
+                f"cannot write {partial} ({free:,} bytes are free); make room, and run the same command again"
+            )
+        size = partial.stat().st_size
+        if code in _CANNOT_RESUME:
+            remove(partial)
         elif code not in _MAY_PASS and not (code == _HTTP and reply in _BUSY):
-            raise _Refused(said)
-        failures = 1 if 0 < before < size else failures + 1
+            raise _Refused(message)
+        failures = 1 if 0 < old_size < size else failures + 1
         if failures >= ATTEMPTS:
-            raise _Refused(f"{said}, {failures} times in a row")
+            raise _Refused(f"{message}, {failures} times in a row")
         delay = FIRST_DELAY * 2 ** (failures - 1)
-        print(f"{name}: {said}; {size:,} bytes came; next attempt in {delay:.0f} s", flush=True)
+        print(f"{name}: {message}; got {size:,} bytes so far; next attempt in {delay:.0f} s", flush=True)
         time.sleep(delay)
 
 
-def _curl(url: str, part: Path, name: str, total: int | None) -> tuple[int, str, str]:
-    """Add to ``part`` what is missing; returns curl's exit status, HTTP's, and what curl says of a failure."""
+def _curl(url: str, partial: Path, name: str, total: int | None) -> tuple[int, str, str]:
+    """Append the missing bytes to ``partial``; ``total`` is the length of the whole file, if it is known.
+
+    Returns:
+        curl's exit status, HTTP's status code, and curl's message about a failure.
+    """
     if (curl := shutil.which("curl")) is None:
         raise UserError("downloads need the program curl, which is not installed here; run: apt install curl")
     protocols = "=http,https,ftp"
@@ -179,12 +194,27 @@ def _curl(url: str, part: Path, name: str, total: int | None) -> tuple[int, str,
     command += ["--proto", f"{protocols},file", "--proto-redir", protocols, "--max-redirs", "10"]
     command += ["--connect-timeout", str(STALLED), "--speed-limit", "1", "--speed-time", str(STALLED)]
     command += ["--ftp-method", "nocwd", "--write-out", "%{http_code}"]
-    command += ["--continue-at", "-", "--output", str(part), "--url", url]
-    of, pipe = f" of {total / 1e6:,.1f}" if total else "", subprocess.PIPE
-    with (
-        shown(lambda: f"{name}: {part.stat().st_size / 1e6:,.1f}{of} MB"),
-        child(command, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace") as process,
-    ):
-        reply, said = process.communicate()
-    said = said.partition("\n")[0].removeprefix("curl: ") or f"curl ended with {process.returncode}"
-    return process.returncode, reply, said
+    with tempfile.NamedTemporaryFile(prefix="headers-") as headers:
+        command += ["--dump-header", headers.name]
+        command += ["--continue-at", "-", "--output", str(partial), "--url", url]
+
+        def measure() -> Measurement:
+            return partial.stat().st_size, total or _announced_size(Path(headers.name).read_bytes())
+
+        pipe = subprocess.PIPE
+        with (
+            measured_progress(f"downloading {name}", measure, "B"),
+            child(command, stdout=pipe, stderr=pipe, encoding="utf-8", errors="replace") as process,
+        ):
+            reply, errors = process.communicate()
+    message = errors.partition("\n")[0].removeprefix("curl: ") or f"curl ended with {process.returncode}"
+    return process.returncode, reply, message
+
+
+def _announced_size(headers: bytes) -> int | None:
+    """Return the length of the whole file from the headers of HTTP answers (the last one counts); None if unknown."""
+    answer = headers.rpartition(b"HTTP/")[2]
+    for header in (rb"content-range: *bytes [0-9-]+/", rb"content-length: *"):  # of a part, and of a whole file
+        if length := re.search(rb"(?im)^" + header + rb"(\d+)", answer):
+            return int(length[1])
+    return None

@@ -1,14 +1,13 @@
-"""Prepare a dataset's raw text by the steps its YAML lists: from what was fetched to what is binarised.
+"""Run the steps that a dataset's YAML lists on its raw text, before it is binarised.
 
-The folder written holds
-  {train,valid,test}.<language>  tokenised, in BPE units (or whatever the steps make)
+The output folder has
+  {train,valid,test}.<language>  the text after the steps: most often tokenised and segmented by BPE
   raw/{valid,test}.<language>    the same lines untokenised: references for scores
-  codes                          the BPE merges (subword-nmt); codes.<language> where each language has its own;
-                                 of sentencepiece, sentencepiece.model
-  counts.json                    lines after every step, what was dropped why, digests
+  codes                          the BPE merges of subword-nmt; codes.<language> if each language has its own; for
+                                 SentencePiece, sentencepiece.model
+  counts.json                    lines after every step, dropped lines by reason, checksums
 
-A run that was interrupted goes on from its last complete step, in the folder
-.NAME.work.lightconv beside --out.
+An interrupted run resumes after its last complete step, in the folder .NAME.work.lightconv beside --out.
 
 example: python -m data_prep.prepare debian_en_de --raw work/debian/raw --out work/debian/prepared
 """
@@ -34,15 +33,26 @@ _PACKAGES = ("sacremoses", "subword-nmt", "sentencepiece", "jieba")  # what the 
 
 
 def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_counts: bool = False) -> dict[str, Any]:
-    """Fill ``out``, all or nothing; returns what counts.json says."""
+    """Run a dataset's steps on the text in ``raw``; the folder ``out`` appears when it is complete.
+
+    Args:
+        dataset: the dataset.
+        raw: the folder that data_prep.download wrote.
+        out: the folder to write.
+        workers: the number of processes.
+        accept_counts: accept numbers of lines that differ from those in the dataset's YAML.
+
+    Returns:
+        the content of counts.json.
+    """
     check_writable(out)
-    # with size and time, since to read gigabytes anew at every start would take minutes: they were checked when they
-    # were fetched
+    # sizes and times instead of checksums, which were tested after the download: reading gigabytes at every start would
+    # take minutes
     files = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(raw.glob("[!.]*"))}
-    # Python's version without its last number: a mended Python makes the same text
+    # Python's version without its last number: bugfix releases make the same text
     used = {"python": ".".join(map(str, sys.version_info[:2])), **package_versions(_PACKAGES)}
     with lock(out), Pool(workers) as pool:
-        # what of the dataset decides the text; and our code, which must not change half-way
+        # everything that the text depends on, so that a run never resumes with results of other code
         made_from = {"dataset": fingerprint(dataset.facts("binarise")), "raw": files, "versions": used, "code": _code()}
         work = work_folder(out, made_from)
         engine = Engine(dataset, work=work, pool=pool, accept_counts=accept_counts)
@@ -55,7 +65,7 @@ def prepare(dataset: Dataset, *, raw: Path, out: Path, workers: int, accept_coun
 
 
 def _code() -> str:
-    """A digest of our own code that decides the text."""
+    """Hash the code that makes the text."""
     return digest(
         sorted(path for name in ("sources", "steps", "text") for path in (_PACKAGE / name).glob("*.[pt][yx]*"))
     )
@@ -64,13 +74,13 @@ def _code() -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     add_options(parser)
-    parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="what data_prep.download wrote")
+    parser.add_argument("--raw", metavar="DIR", type=Path, required=True, help="folder from data_prep.download")
     parser.add_argument(
         "--codes",
         metavar=("SOURCE", "TARGET"),
         nargs=2,
         type=Path,
-        help="prepare the test set alone, cut by these BPE merges of each language instead of learning any",
+        help="prepare only the test set, with these files of BPE merges instead of learning merges",
     )
     arguments = parser.parse_args(argv)
     dataset = load_dataset(arguments.dataset)

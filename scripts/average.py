@@ -1,9 +1,8 @@
 """Average the last checkpoints of a training run into one model.
 
-The mean of every parameter is taken in float32 (float64 for float64 parameters), so reduced precision is not rounded
-again: a float16 parameter becomes float32. Integers and booleans (counters, versions) and the settings are those of the
-last checkpoint; the optimiser's state is left out. Beside the sum only one checkpoint is open at a time, and its
-tensors are read one by one.
+The mean of every parameter is computed in float32 (float64 for float64 parameters), so a float16 parameter becomes
+float32 and is not rounded again. Integers, booleans (counters, versions) and settings are those of the last checkpoint;
+the optimiser's state is omitted. Only one checkpoint is open at a time, and its tensors are read one by one.
 """
 
 import functools
@@ -19,29 +18,29 @@ KEPT = ("args", "cfg", "task_state", "optimizer_history", "criterion")
 
 
 def choose(folder: Path, last: int, by: str) -> list[Path]:
-    """The newest ``last`` checkpoints, oldest first."""
+    """Return the newest ``last`` checkpoints, oldest first."""
     if not folder.is_dir():
         raise UserError(f"no folder {folder}; expected the folder that scripts.train wrote checkpoints to")
-    found = checkpoints.numbered(folder, by)
-    if len(found) < last:
-        names = ", ".join(path.name for _, path in found) or "none"
+    existing = checkpoints.numbered(folder, by)
+    if len(existing) < last:
+        names = ", ".join(path.name for _, path in existing) or "none"
         raise UserError(
-            f"{folder} holds {len(found)} checkpoints by {by} ({names}), expected at least {last}; ask for fewer with "
-            "--last, take the others with --by, or train with settings that keep more, which scripts.check CONFIG says"
+            f"{folder} has {len(existing)} checkpoints by {by} ({names}), expected at least {last}; ask for fewer with "
+            "--last, choose another --by, or train with settings that keep more (scripts.check CONFIG prints them)"
         )
-    return [path for _, path in found[-last:]]
+    return [path for _, path in existing[-last:]]
 
 
 def average(paths: list[Path]) -> dict[str, Any]:
-    """One checkpoint whose parameters are the mean over ``paths``; everything else is from the last of them.
+    """Return a checkpoint whose parameters are the means over ``paths``; everything else is from the last of them.
 
     Raises:
-        UserError: a file is damaged or refused, or the models' parameters do not agree.
+        UserError: a file is damaged or refused, or the models have different parameters.
     """
     total: dict[str, Any] = {}
     state: dict[str, Any] = {}
     for number, path in enumerate(paths):
-        state.clear()  # let go of the one before, so that no two are open at once
+        state.clear()  # free the previous checkpoint, so that only one is open
         state.update(checkpoints.load(path))
         if number and total.keys() != state["model"].keys():
             odd = min(total.keys() ^ state["model"].keys())
@@ -56,7 +55,7 @@ def average(paths: list[Path]) -> dict[str, Any]:
 
 
 def _add(total: dict[str, Any], model: dict[str, Any]) -> None:
-    """Add a model's parameters to the sum. A function of its own, so that no variable keeps the checkpoint open."""
+    """Add a model's parameters to the sum, in a function, so that no variable keeps the checkpoint open."""
     import torch
 
     for name, tensor in model.items():
@@ -71,9 +70,9 @@ def _add(total: dict[str, Any], model: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = functools.partial(parser.add_argument, required=True)
-    add("--checkpoints", type=Path, metavar="DIR", help="what scripts.train wrote")
+    add("--checkpoints", type=Path, metavar="DIR", help="folder that scripts.train wrote")
     add("--out", type=Path, metavar="FILE", help="the model file to write")
-    add("--last", type=positive, metavar="N", help="how many checkpoints, counted from the newest")
+    add("--last", type=positive, metavar="N", help="number of checkpoints, counted from the newest")
     add("--by", choices=("update", "epoch"), help="checkpoint_E_U.pt or checkpointE.pt")
     arguments = parser.parse_args(argv)
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)

@@ -11,11 +11,13 @@ A file names the one it builds on with ``base:`` (a path relative to itself; cha
   batch: {tokens: 458752, max-tokens: 3584}   tokens of an update over all devices, and at most how many a device takes
                      at once: update-freq follows from the devices. With cpu-processes: 2, where there is no GPU, two
                      processes if there are two cores: small models train faster so than with two threads
-  average: {by: update, last: 10}   without it the best checkpoint is used as it is
+  average: {by: update, last: 10}   the mean of the last checkpoints; without it the best checkpoint is used as it is
   generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the units of
-                     words; of a language model it is needed only where the text comes prepared
-  tune: {last: [5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all combinations of
-                     which are compared on validation, for each seed by itself
+                     words; of a language model it is needed only where the text comes prepared. precision, no flag of
+                     fairseq's, is that of the search: fp32 (the default), bf16 or int8 on a CPU, fp16 on a GPU, or auto
+  tune: {last: [best, 5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all
+                     combinations of which are compared on validation, for each seed by itself; best: the checkpoint
+                     with the best validation, by itself
   score: {metric: bleu}   by which settings and seeds are chosen on validation: bleu (tokenised), bleu_compounds (the
                      same with compounds split), sacrebleu, rouge or perplexity
   speed: {beam: 4, batch-size: 256, subset: valid, runs: 3, baseline: transformer.yaml}   the speed of generation beside
@@ -39,9 +41,12 @@ from data_prep.common.errors import UserError
 from data_prep.common.schema import check_fields, require
 from data_prep.common.strict_yaml import read_yaml
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # of a training
+SEARCH_PRECISIONS = (*PRECISIONS, "int8")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
+BEST = "best"
+"""In `tune.last` the checkpoint with the best validation, in place of a mean."""
 # the types of what each section holds. None: fairseq's flags, which fairseq itself checks
 SECTIONS: dict[str, dict[str, type] | None] = {
     "train": None,
@@ -110,6 +115,13 @@ class Config:
     def metric(self) -> str:
         """One of ``METRICS``, by which the models are compared."""
         return str(self.score.get("metric", "bleu"))
+
+    @property
+    def averaged(self) -> list[int | str]:
+        """The numbers of checkpoints that the model may be the mean of; ``BEST`` for the best checkpoint."""
+        if not self.average:
+            return [BEST]
+        return list(self.tune.get("last", [self.average["last"]]))
 
     @property
     def cpu_processes(self) -> int:
@@ -214,9 +226,11 @@ def _check(file: str, config: dict[str, Any]) -> None:
             check_fields(file, settings, types, [name for name in types if name not in _OPTIONAL], f"{section}.")
             for name, value in settings.items():
                 expect(types[name] is str or value > 0, f"{section}.{name}", value, "a whole number from 1 on")
-    train, batch, average, _, tune, score, speed = (config[section] for section in SECTIONS)
+    train, batch, average, generate, tune, score, speed = (config[section] for section in SECTIONS)
+    searches = ("fp32",) if score.get("metric") == "perplexity" else SEARCH_PRECISIONS
     for key, value, known in (
         ("precision", config.get("precision"), PRECISIONS),
+        ("generate.precision", generate.get("precision"), searches),
         ("score.metric", score.get("metric"), METRICS),
         ("average.by", average.get("by"), ("update", "epoch")),
         ("speed.subset", speed.get("subset"), SUBSETS),
@@ -230,7 +244,9 @@ def _check(file: str, config: dict[str, Any]) -> None:
     for name, values in tune.items():
         expect(_several(values), f"tune.{name}", values, "a list of different values")
     if "last" in tune:
-        expect(_several(tune["last"], 1), "tune.last", tune["last"], "whole numbers from 1 on")
+        numbers = [value for value in tune["last"] if value != BEST]
+        is_right = _several(tune["last"]) and _several(numbers, 1)
+        expect(is_right, "tune.last", tune["last"], f"whole numbers from 1 on, and `{BEST}` if it is to be one of them")
         which = f"one of `tune.last` {tune['last']}, which takes its place"
         expect(average.get("last") in tune["last"], "average.last", average.get("last"), which)
 

@@ -1,7 +1,8 @@
 """Evaluate a language model on a subset of binarised data, through fairseq-eval-lm.
 
-DIR gets evaluate.log (all that fairseq said) and scores.json: the perplexity of a word. The ends of sentences count as
-words. Where the dataset cuts words into units of BPE, fairseq-eval-lm prints that of a unit, which is there, too.
+Writes evaluate.log (fairseq's output) and scores.json into the folder of --out. scores.json has the perplexity of a
+word; the end of a sentence counts as a word. If the dataset cuts words into subwords, it also has the perplexity of a
+subword, which fairseq-eval-lm prints.
 """
 
 from collections.abc import Sequence
@@ -29,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     command = evaluate_command(config, arguments.data, arguments.model, arguments.subset, gpu=find_devices().gpu)
     cut_into = units(config)
     output = run_evaluation(command, log, cut_into)
-    found, facts = scores(output), output.facts
+    perplexities, facts = scores(output), output.facts
     used = {"subset": arguments.subset, "averaged": averaged(config, chosen), "seed": arguments.seed}
-    how, blocks = signature(config.name, config.dataset, used), config.train.get("sample-break-mode") or "none"
+    evaluation, blocks = signature(config.name, config.dataset, used), config.train.get("sample-break-mode") or "none"
     details: dict[str, dict[str, Any]] = {"perplexity": {"signature": f"words:{output.words}|break:{blocks}"}}
-    if cut := "perplexity_unit" in found:
+    if cut := "perplexity_unit" in perplexities:
         details["perplexity_unit"] = {"signature": f"{cut_into}:{facts['tokens']}|break:{blocks}"}
     printed = details["perplexity_unit" if cut else "perplexity"]
     printed |= {"signature": f"{printed['signature']}|fairseq-eval-lm", **facts}
-    write_json(arguments.out / "scores.json", {**found, "details": details, "signature": how})
-    of_unit = f" ({found['perplexity_unit']:,.2f} a unit of {cut_into})" if cut else ""
-    print(f"perplexity {found['perplexity']:,.2f} a word{of_unit}\n{how}")
+    write_json(arguments.out / "scores.json", {**perplexities, "details": details, "signature": evaluation})
+    of_unit = f" ({perplexities['perplexity_unit']:,.2f} per subword of {cut_into})" if cut else ""
+    print(f"perplexity {perplexities['perplexity']:,.2f} per word{of_unit}\n{evaluation}")
 
 
 if __name__ == "__main__":

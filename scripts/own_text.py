@@ -34,7 +34,8 @@ from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce.outcome import near, typed
 
 _SAMPLE = 100_000  # lines that are looked at closely; all are counted
-_LEAST = 600  # updates: three checkpoints to average
+_LEAST = 600  # updates
+_CHECKPOINTS = 20  # of a training, however long it is
 _UNITS = {20_000: 2000, 500_000: 8000, 5_000_000: 16_000, math.inf: 32_000}  # of SentencePiece, by the most pairs
 _BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text and most updates, without and with a GPU
 
@@ -119,7 +120,8 @@ def config_text(name: str, source: Side, target: Side, *, gpu: bool) -> str:
     updates = math.ceil(int(min(max(passes * tokens / update, _LEAST), most)) / 100) * 100
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if target.lines < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
-        more = f"arch: {arch}\n  save-interval-updates: {updates // 50}"
+        # the recipe's warm-up, but at most a tenth of a short training
+        more = f"arch: {arch}\n  warmup-updates: {min(4000, updates // 10)}"
     else:
         more = f"""\
 lr-period-updates: {updates - 200}  # one cycle: max-update less warm-up
@@ -132,6 +134,8 @@ dataset: "{name}"
 train:
   # {passes} passes over the text, but {_LEAST} to {most:,} updates; more is better
   max-update: {updates}
+  save-interval-updates: {updates // _CHECKPOINTS}  # {_CHECKPOINTS} checkpoints
+  validate-interval-updates: {updates // _CHECKPOINTS}
   {more}
 """
 

@@ -1,9 +1,9 @@
-"""Count the parameters of every model in the paper's tables, and print the paper's figure beside each.
+"""Count the parameters of every model in the paper's tables, and print the paper's count beside each.
 
-The models are those of configs/, the figures those of configs/tables.yaml. Models are built without memory for their
-weights (torch's meta device); each distinct weight counts once. A count is met if it differs from the printed one by
-less than a million: the paper rounds some and truncates others. A vocabulary that is not known from the data is
-inferred from the printed counts themselves. configs/README.md has what the counts say against the paper's text.
+The models are those of configs/, the paper's counts those of configs/tables.yaml. Models are built without memory for
+their weights (torch's meta device); each distinct weight counts once. A count is met if it differs from the printed one
+by less than a million, because the paper rounds some and truncates others. A vocabulary that is not known from the data
+is inferred from the printed counts. configs/README.md has the results.
 """
 
 import functools
@@ -22,19 +22,19 @@ from scripts.tables.published import read_tables
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The numbers of types that a model reads and writes; one where both sides share a dictionary."""
+    """Numbers of entries of the source and target vocabularies; ``target`` is None if both sides share one."""
 
     source: int
     target: int | None
-    known: bool = True  # from the data; otherwise inferred from the paper's counts
+    from_data: bool = True  # otherwise inferred from the paper's counts
 
 
 VOCABULARIES = {
-    "wmt16_en_de_google": Vocabulary(32_768, None),  # where fairseq's command cuts the dictionary
+    "wmt16_en_de_google": Vocabulary(32_768, None),  # the size to which fairseq's command cuts the dictionary
     "wmt14_en_fr": Vocabulary(44_512, None),  # of the published models (fairseq's issue 3207)
-    # source, target and output matrix have 115.9M by the three counts. By public steps there are 50,080 and 33,080
-    # types, with which each model would have 3.1M more
-    "wmt17_zh_en": Vocabulary(37_728, 37_728, known=False),
+    # by the three counts the source, target and output matrices have 115.9M. Public steps give 50,080 and 33,080
+    # entries, with which each model would have 3.1M more
+    "wmt17_zh_en": Vocabulary(37_728, 37_728, from_data=False),
     "iwslt14_de_en": Vocabulary(8_848, 6_632),  # public logs
     "iwslt14_de_en_2018": Vocabulary(8_848, 6_632),
     "cnn_dm": Vocabulary(30_000, 30_000),  # section 5.2; source, target and output have a matrix each
@@ -59,7 +59,7 @@ class Row:
 
 
 def read_rows() -> list[Row]:
-    """Every configuration of every table, in the tables' order."""
+    """Return every configuration of every table, in the tables' order."""
     rows = []
     for table in read_tables().values():
         printed = {column.dataset: column.key for column in table.columns if column.value == "parameters"}
@@ -71,54 +71,55 @@ def read_rows() -> list[Row]:
 
 
 def vocabulary(path: Path) -> Vocabulary:
-    """The vocabulary that a configuration's model is counted with."""
+    """Return the vocabulary for the count of a configuration's model."""
     config = load_config(path)
     return CONVS2S.get(config.train["arch"]) or VOCABULARIES[config.dataset]
 
 
-def build(args: Namespace, types: Vocabulary) -> Any:
-    """Build the model of fairseq-train's arguments without memory. ``load_plugin`` comes first."""
+def build(args: Namespace, size: Vocabulary) -> Any:
+    """Build the model of fairseq-train's arguments without memory. Call ``load_plugin`` before."""
     import fairseq.models
 
     from lightconv_plugin.compat.internals import on_meta_device
 
-    source = stand_in_dictionary(types.source)
-    target = source if types.target is None else stand_in_dictionary(types.target)
+    source = stand_in_dictionary(size.source)
+    target = source if size.target is None else stand_in_dictionary(size.target)
     task = Namespace(source_dictionary=source, target_dictionary=target, dictionary=source, output_dictionary=source)
     with on_meta_device():
         return fairseq.models.ARCH_MODEL_REGISTRY[args.arch].build_model(args, task)
 
 
-def count(path: Path, types: Vocabulary | None = None, **options: Any) -> int:
-    """The weights of a configuration's model, each distinct one once.
+def count(path: Path, size: Vocabulary | None = None, **options: Any) -> int:
+    """Return the number of distinct weights of a configuration's model.
 
     Args:
-        types: the vocabulary in place of the configuration's.
-        options: in place of those of its ``train``.
+        path: the configuration.
+        size: a vocabulary in place of the configuration's.
+        options: settings that replace those of its section ``train``.
     """
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    model = build(training_arguments(flags(load_config(path).train | given)), types or vocabulary(path))
+    changes = {name.replace("_", "-"): value for name, value in options.items()}
+    model = build(training_arguments(flags(load_config(path).train | changes)), size or vocabulary(path))
     return sum({id(p): p.numel() for p in model.parameters()}.values())
 
 
 @functools.cache
 def millions(path: Path, **options: Any) -> float:
-    """Millions of weights; see ``count``."""
+    """Return millions of weights; see ``count``."""
     return count(path, **options) / 1e6
 
 
 def verdict(row: Row) -> str:
-    """Return how a count compares with the printed one."""
+    """Return "met", or the difference between our count and the printed one."""
     if row.paper is None:
         return "-"
     difference = millions(row.config) - row.paper
     if abs(difference) >= 1:
         return f"differs by {difference:+.1f}"
-    return "met" if vocabulary(row.config).known else "met with inferred vocabulary"
+    return "met" if vocabulary(row.config).from_data else "met with inferred vocabulary"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text."""
+    """Return the rows as aligned text."""
     header = ["table", "row", "configuration", "counted (M)", "paper (M)", "count"]
     lines = [
         [

@@ -1,11 +1,12 @@
-"""Score translations, or summaries where the configuration says `score: {metric: rouge}`.
+"""Score translations, or summaries if the configuration has `score: {metric: rouge}`.
 
-Tokenised BLEU is what multi-bleu.perl gives: hypothesis against reference as tokenised by the preparation, case kept;
-with `score: {metric: bleu_compounds}` also after splitting compounds at their hyphens, as En-De is reported.
-sacreBLEU, chrF and TER detokenise the hypothesis (sacremoses) and compare it with the untouched reference, so they do
-not depend on how the data was tokenised. ROUGE compares the same two.
+Tokenised BLEU equals that of multi-bleu.perl: hypothesis and reference are tokenised by the preparation, and case
+counts. With `score: {metric: bleu_compounds}` it is also computed after splitting compounds at their hyphens, as papers
+report it for English-German. sacreBLEU, chrF and TER compare the detokenised hypothesis (sacremoses) with the reference
+as it was before any step, so they do not depend on the tokenisation of the data. ROUGE compares the same two.
 
-DIR gets hypotheses.detok and scores.json, which also has the counts of each line that sacreBLEU makes its score of.
+Writes hypotheses.detok and scores.json into the folder of --out. scores.json also has the counts of each line from
+which sacreBLEU computes its score.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from data_prep.common.files import read_json, read_lines, write_json, write_line
 from data_prep.common.provenance import signature
 from data_prep.dataset import Dataset, load_dataset
 from scripts.config import Config, config_parser, given_config
-from scripts.fairseq_io.commands import BEAM, averaged, generation_settings
+from scripts.fairseq_io.commands import BEAM, PRECISION, averaged, generation_settings
 from scripts.scoring.detokenise import detokeniser, lowercases
 from scripts.scoring.metrics import Side, check_sides, evaluate, measures
 from scripts.scoring.score_names import COMPARED, FAMILY, NAMES
@@ -27,34 +28,38 @@ from scripts.scoring.significance import counts
 
 
 def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
-    """Return what sacreBLEU's own signature does not say: how the hypotheses came about.
+    """Return the signature of the generation, which sacreBLEU's own signature lacks.
 
-    ``settings``: what generation.json says was used; what it does not say is the configuration's.
+    Args:
+        config: the configuration, for settings that generation.json lacks.
+        subset: valid or test.
+        settings: those of generation.json.
     """
     defaults = {"beam": BEAM, "lenpen": 1, "averaged": averaged(config, {}), "seed": None}
     used = defaults | generation_settings(config, settings) | {"subset": subset}
     penalty = "lenpen" if used.get("stepwise-length-penalty") is None else "stepwise-length-penalty"
     lengths = [key for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used]
-    how = {key: used[key] for key in ("subset", "beam", penalty, *lengths, "averaged", "seed")}
-    return f"{signature(config.name, config.dataset, how)}|sacremoses:{version('sacremoses')}"
+    precision = [PRECISION] if used.get(PRECISION, "fp32") != "fp32" else []
+    chosen = {key: used[key] for key in ("subset", "beam", penalty, *lengths, "averaged", "seed", *precision)}
+    return f"{signature(config.name, config.dataset, chosen)}|sacremoses:{version('sacremoses')}"
 
 
 def read_hypotheses(folder: Path, language: str, dataset: Dataset) -> Side:
-    """Return what scripts.generate wrote.
+    """Read the hypotheses that scripts.generate wrote.
 
     Raises:
         UserError: the folder is not complete.
     """
-    read_json(folder / "generation.json")  # only a complete folder has it
+    read_json(folder / "generation.json")  # it is written last: without it the folder is not complete
     tokenised = read_lines(folder / "hypotheses.tok")
     return Side(tokenised, [*map(detokeniser(language, dataset), tokenised)])
 
 
 def read_references(folder: Path, untouched: Path) -> Side:
-    """The tokenised references beside the hypotheses, and the untouched ones where the preparation kept them.
+    """Read the tokenised references beside the hypotheses, and the plain ones if the preparation kept them.
 
     Raises:
-        UserError: they have other numbers of lines.
+        UserError: their numbers of lines differ.
     """
     tokenised = read_lines(folder / "reference.tok")
     if not untouched.exists():
@@ -66,40 +71,44 @@ def read_references(folder: Path, untouched: Path) -> Side:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, out="the folder for scores.json")
-    parser.add_argument("--hypotheses", type=Path, required=True, metavar="DIR", help="what scripts.generate wrote")
-    parser.add_argument("--prepared", type=Path, required=True, metavar="DIR", help="what data_prep.prepare wrote")
     parser.add_argument(
-        "--subset", choices=("valid", "test"), default="test", help="what was generated (default: test)"
+        "--hypotheses", type=Path, required=True, metavar="DIR", help="folder that scripts.generate wrote"
+    )
+    parser.add_argument(
+        "--prepared", type=Path, required=True, metavar="DIR", help="folder that data_prep.prepare wrote"
+    )
+    parser.add_argument(
+        "--subset", choices=("valid", "test"), default="test", help="the generated subset (default: test)"
     )
     arguments = parser.parse_args(argv)
     config = given_config(arguments)
     subset = arguments.subset
     dataset = load_dataset(config.dataset)
     if dataset.target is None:
-        raise UserError(f"{config.dataset} is of one language, for language models: scripts.evaluate measures those")
+        raise UserError(f"{config.dataset} has one language; use scripts.evaluate for language models")
     language = dataset.target
     hypotheses = read_hypotheses(arguments.hypotheses, language, dataset)
     untouched = arguments.prepared / "raw" / f"{subset}.{language}"
     references = read_references(arguments.hypotheses, untouched)
 
-    found = measures(config.score, language, lowercase=lowercases(dataset, language))
-    scores, details = evaluate(found, hypotheses, references)
+    by_key = measures(config.score, language, lowercase=lowercases(dataset, language))
+    scores, details = evaluate(by_key, hypotheses, references)
     if not scores:
-        raise UserError(f"there is no {untouched}, which {' and '.join(found)} are measured on; run the stage prepare")
+        raise UserError(f"there is no {untouched}, which {' and '.join(by_key)} are computed on; run the stage prepare")
     own_first = sorted(scores, key=lambda name: name != config.metric)
     lines = [f"{NAMES[name]} {scores[name]:.2f}  {details[name]['signature']}" for name in own_first]
     if references.text is None:
         lines.append(f"there is no {untouched}: no score of untokenised text")
-    how = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
+    generation = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))
     assert hypotheses.text is not None
     write_lines(arguments.out / "hypotheses.detok", hypotheses.text)
-    facts: dict[str, Any] = {"details": details, "signature": how}
+    facts: dict[str, Any] = {"details": details, "signature": generation}
     key = COMPARED[FAMILY[config.metric]]
-    if references.text is not None:  # what scripts.compare draws its test sets from
-        sides = (found[key].view(side) or () for side in (hypotheses, references))
-        facts["lines"] = "; ".join(counts(found[key].metric, *sides))
+    if references.text is not None:  # scripts.compare resamples them
+        sides = (by_key[key].view(side) or () for side in (hypotheses, references))
+        facts["lines"] = "; ".join(counts(by_key[key].metric, *sides))
     write_json(arguments.out / "scores.json", scores | facts)
-    print("\n".join([*lines, how]))
+    print("\n".join([*lines, generation]))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Print a table of the paper with the paper's scores and ours, or a row for each of some run records.
+"""Print a table of the paper with the paper's scores and ours, or a row for each run record.
 
   scripts.table 3                     Table 3: each score of the paper, ours from work/<dataset>/<model>/record.json,
-                                      and the commands of what has not been run
-  scripts.table work/*/*/record.json  a row for each run, of whatever dataset
+                                      and the commands of missing runs
+  scripts.table work/*/*/record.json  a row for each run, of any datasets
 
-The signatures of the scores follow the table. --csv and --latex write it to files, too: with a column for each part of
-a number (means, standard deviations), and as a tabular for the package booktabs, with the signatures as comments.
+The signatures of the scores follow the table. --csv also writes the table as CSV, with a column for each part of a
+number (mean, standard deviation), and with the losses, time and speed of the trainings. --latex also writes a tabular
+for the package booktabs, with the signatures as comments.
 """
 
 from collections.abc import Sequence
@@ -27,10 +28,10 @@ WORK = CHECKOUT / "work"
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
-    add("what", nargs="+", metavar="N | RECORD", help="numbers of tables, or the record.json of runs")
-    add("--work", type=Path, metavar="DIR", default=WORK, help="where the runs are (default: work)")
-    add("--csv", type=Path, metavar="FILE", help="write the numbers as CSV, too")
-    add("--latex", type=Path, metavar="FILE", help="write a LaTeX table, too")
+    add("what", nargs="+", metavar="N | RECORD", help="numbers of the paper's tables, or record.json files of runs")
+    add("--work", type=Path, metavar="DIR", default=WORK, help="folder of the runs (default: work)")
+    add("--csv", type=Path, metavar="FILE", help="also write the table as CSV")
+    add("--latex", type=Path, metavar="FILE", help="also write the table for LaTeX")
     arguments = parser.parse_args(argv)
     check_writable(*filter(None, (arguments.csv, arguments.latex)))
     if all(map(str.isdecimal, arguments.what)):

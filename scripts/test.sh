@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Lint, format, types and tests, in the environment .venv, which scripts/setup.sh makes first (2 GB).
-# usage: scripts/test.sh [options of pytest, such as tests/ops or -k name]
+# usage: scripts/test.sh [options of pytest, such as tests/ops, -k name, or --cpu-capability avx2 or default, as on a
+#                         processor without wider vectors]
 #        scripts/test.sh --cuda-build [options of pytest]    what a CUDA build of torch shows without a GPU, in an
 #                                                            environment of its own (.venv-cuda, 6 GB)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-case "${1:-}" in -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
+case "${1:-}" in -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 if [ "${1:-}" = --cuda-build ]; then
   export VENV=${VENV_CUDA:-$root/.venv-cuda} TORCH=${TORCH_CUDA:-torch==2.14.1}
   bash "$root/scripts/setup.sh"

@@ -190,6 +190,9 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     facts |= {"precision": taken.precision, "precision_reason": taken.reason}
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the losses are in {log}")
+    if count := whole.validations_without_gain:
+        of = f" of {reporter.max_update:,}" if reporter.max_update else ""
+        print(f"ended at update {facts['updates']:,}{of}: validation was no better {count} times in succession")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

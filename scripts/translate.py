@@ -1,21 +1,29 @@
-"""Translate or summarise lines from standard input with a trained model: text as people write it, in and out.
+"""Translate or summarise text with a trained model: text as people write it, in and out, a sentence per line.
 
 MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts.pretrained
 filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...), the model, and
-back. Every line in gives one line out, as soon as it is there; with --batch-size N, N lines are read and answered at a
-time, which is faster. A line that is not UTF-8, or longer than the model can take, is named on standard error; an empty
-line is answered with an empty one.
+back. A line that is not UTF-8, or longer than the model can take, is named on standard error; an empty line is answered
+with an empty one.
+
+Of a file FILE, lines of like length are translated together, which is fastest, and the answers come in the order of the
+lines. With --out they are written to a file, complete or not at all; a run that was interrupted is continued by the
+same command. Without FILE, lines are read from standard input, and each is answered before the next is read;
+--batch-size N reads and answers N lines at a time. In a terminal there is a prompt, and Ctrl-D ends it.
+
+With --nbest N a line is answered with its N best translations, each as: number of the line, score, text, separated by
+tabs. The score is the mean log-probability of a token, to base 2, as fairseq-generate prints it.
 
 examples:
   echo "This package contains the documentation." | python -m scripts.translate work/debian_en_de/dynamicconv
-  python -m scripts.translate work/pretrained/dynamicconv --beam 5 --batch-size 32 < my.en > my.de
+  python -m scripts.translate work/debian_en_de/dynamicconv my.en --precision int8 --out my.de
 """
 
 import argparse
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +31,19 @@ from typing import IO, Any
 
 from data_prep.common.command import argument_parser, positive, run_command
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json
+from data_prep.common.files import digest, read_json
+from data_prep.common.outputs import atomic_file, check_writable, lock, remove, work_folder
+from data_prep.common.terminal import clock, progress
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from data_prep.steps.learn import APPLY_BPE
 from data_prep.text.clean import clean_text
+from scripts.config import SEARCH_PRECISIONS
+from scripts.fairseq_io.bulk import MAX_TOKENS, KeptAnswers, answer_all
+from scripts.fairseq_io.commands import BEAM, PRECISION
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.precision import take_search_precision
-from scripts.fairseq_io.translator import Translator
+from scripts.fairseq_io.translator import Answer, Translator
 from scripts.pretrained import codes_file, read_published
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.rouge import SENTENCE_SEPARATOR
@@ -88,74 +101,194 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
 
 
 def read_text(line: bytes, number: int) -> str:
-    """A line of the input, cleaned as your own text is in preparation."""
+    """Return a line of the input, cleaned as your own text is in preparation."""
     text = line.decode("utf-8", errors="replace")
     if "\N{REPLACEMENT CHARACTER}" in text:
         print(f"line {number}: not UTF-8", file=sys.stderr, flush=True)
     return clean_text(text).replace("\t", " ").strip()
 
 
-def answers(
-    lines: Iterable[bytes], steps: Callable[[str], str], model: Translator, batch_size: int
-) -> Iterator[list[str]]:
-    """The model's tokens for each line, in lists as long as the batches that were read."""
+class TextTranslator:
+    """A trained model that takes text as people write it.
+
+    Args:
+        trained: the model.
+        arguments: the command's.
+
+    Raises:
+        UserError: the model is a language model, its files are missing, or the arguments do not fit it.
+    """
+
+    def __init__(self, trained: Trained, arguments: argparse.Namespace) -> None:
+        dataset = load_dataset(trained.dataset)
+        if dataset.target is None:
+            raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
+        self.source, self.target = dataset.source, dataset.target
+        units, codes = dataset.units, None
+        if units and not any(step.name == APPLY_BPE for step in dataset.steps):
+            codes = codes_file(self.source, *trained.codes_folders)
+        chosen = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
+        # where no record of the run says how units are joined, the dataset's steps do
+        self.settings = {"post-process": units} | trained.generate | chosen
+        precision = take_search_precision(
+            arguments.precision or self.settings.get(PRECISION, "fp32"), trained.train, gpu=find_devices().gpu
+        )
+        if precision.reason:
+            print(precision.reason, file=sys.stderr, flush=True)
+        self.settings[PRECISION] = precision.precision
+        self.nbest, beam = arguments.nbest, self.settings.get("beam", BEAM)
+        if self.nbest is not None and self.nbest > beam:
+            raise UserError(f"--nbest is {self.nbest}, and the search has {beam} hypotheses; add --beam {self.nbest}")
+        self._steps = line_steps(dataset, self.source, codes)
+        self._detokenise = detokeniser(self.target, dataset)
+        self._is_summary = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
+        languages = (self.source, self.target)
+        self.model = Translator(
+            trained.model, trained.dictionaries, languages, self.settings, precision=precision.precision
+        )
+
+    def prepare(self, line: bytes, number: int) -> str:
+        """Return the tokens of a line that the model takes; report on standard error what is wrong with the line."""
+        text = read_text(line, number)
+        source = self._steps(text) if text else ""
+        if (length := len(source.split())) > self.model.longest:
+            cut = f"{length} tokens, and the model takes {self.model.longest}: the rest was left out"
+            print(f"line {number}: {cut}", file=sys.stderr, flush=True)
+        return source
+
+    def translate(self, sources: Sequence[str]) -> list[list[Answer]]:
+        """Return the best hypotheses for each prepared line, all lines in one batch; none for an empty line."""
+        filled = [source for source in sources if source.strip()]
+        answers = iter(self.model.search(filled, self.nbest or 1) if filled else [])
+        return [next(answers) if source.strip() else [] for source in sources]
+
+    def format(self, number: int, answers: Sequence[Answer]) -> bytes:
+        """Return the answers to line ``number`` as they are printed."""
+        texts = [self._as_text(answer.text) for answer in answers] or [""]
+        if self.nbest is None:
+            return f"{texts[0]}\n".encode()
+        scores = [f"{answer.score:.4f}" for answer in answers] or [""]
+        lines = (f"{number}\t{score}\t{text}\n" for score, text in zip(scores, texts, strict=True))
+        return "".join(lines).encode()
+
+    def _as_text(self, tokens: str) -> str:
+        text = self._detokenise(tokens.replace(SENTENCE_SEPARATOR, " ") if self._is_summary else tokens)
+        return " ".join(text.split())
+
+
+def translate_stream(lines: Iterable[bytes], out: IO[bytes], translator: TextTranslator, batch_size: int) -> None:
+    """Translate lines as they come, ``batch_size`` at a time."""
     numbered = enumerate(lines, 1)
     while batch := list(itertools.islice(numbered, batch_size)):
-        sources = []
-        for number, line in batch:
-            text = read_text(line, number)
-            sources.append(steps(text) if text else "")
-            if (length := len(sources[-1].split())) > model.longest:
-                cut = f"{length} tokens, and the model takes {model.longest}: the rest was left out"
-                print(f"line {number}: {cut}", file=sys.stderr, flush=True)
-        asked = [source for source in sources if source.strip()]
-        found = iter(model.translate(asked) if asked else [])
-        yield [next(found) if source.strip() else "" for source in sources]
-
-
-def run(lines: Iterable[bytes], out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
-    """Answer all lines."""
-    dataset = load_dataset(trained.dataset)
-    source, target = dataset.source, dataset.target
-    if target is None:
-        raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
-    parted, codes = dataset.units, None
-    if parted and not any(step.name == APPLY_BPE for step in dataset.steps):
-        codes = codes_file(source, *trained.codes_folders)
-    given = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
-    # where no record of the run says how units are joined, the dataset's steps do
-    generate = {"post-process": parted} | trained.generate | given
-    taken = take_search_precision(arguments.precision, find_devices(), trained.train)
-    if taken.reason:
-        print(taken.reason, file=sys.stderr, flush=True)
-    as_written = detokeniser(target, dataset)
-    summaries = dataset.kind in ("cnn_dm", "cnn_dm_plain")  # their reader puts a mark between sentences
-    steps = line_steps(dataset, source, codes)
-    model = Translator(trained.model, trained.dictionaries, (source, target), generate, precision=taken.precision)
-    if sys.stdin.isatty():
-        print(f"{trained.model}, {source} to {target}: type a line", file=sys.stderr, flush=True)
-    for batch in answers(lines, steps, model, arguments.batch_size):
-        for each in batch:
-            text = as_written(each.replace(SENTENCE_SEPARATOR, " ") if summaries else each)
-            out.write(" ".join(text.split()).encode() + b"\n")
+        sources = [translator.prepare(line, number) for number, line in batch]
+        for (number, _), answers in zip(batch, translator.translate(sources), strict=True):
+            out.write(translator.format(number, answers))
         out.flush()
+
+
+def typed_lines(prompt: str) -> Iterator[bytes]:
+    """Yield the lines that are typed in a terminal, until Ctrl-D."""
+    while True:
+        print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            print(file=sys.stderr)
+            return
+        yield line
+
+
+def translate_file(file: Path, out: IO[bytes], translator: TextTranslator, kept: KeptAnswers, max_tokens: int) -> None:
+    """Translate the lines of a file that ``kept`` has no answers to, with progress; write the answers to all."""
+    with open(file, "rb") as lines:
+        total = sum(1 for _ in lines)
+    start, done = time.monotonic(), len(kept.answers)
+    with open(file, "rb") as lines, progress(total, "lines", done=done) as report:
+        answers = answer_all(
+            lines,
+            translator.prepare,
+            translator.model,
+            translator.nbest or 1,
+            kept,
+            max_tokens=max_tokens,
+            report=report,
+        )
+        for number, hypotheses in enumerate(answers, 1):
+            out.write(translator.format(number, hypotheses))
+        out.flush()
+    seconds = time.monotonic() - start
+    print(f"{total - done:,} lines in {clock(seconds)}, {(total - done) / seconds:.1f} a second", file=sys.stderr)
+
+
+def write_translations(
+    file: Path, out: Path, trained: Trained, translator: TextTranslator, arguments: argparse.Namespace
+) -> None:
+    """Write the translations of a file's lines to ``out``, continuing what a killed run left beside it."""
+    inputs = {
+        "file": digest([file]),
+        "model": digest([trained.model]),
+        "dataset": trained.dataset,
+        "settings": translator.settings,
+        "max-tokens": arguments.max_tokens,
+        "nbest": arguments.nbest,
+    }
+    with lock(out):
+        work = work_folder(out, inputs)
+        kept = KeptAnswers(work / "answers.jsonl")
+        if kept.answers:
+            print(f"{len(kept.answers):,} lines were translated before, and are kept", file=sys.stderr, flush=True)
+        with atomic_file(out, "wb") as f:
+            translate_file(file, f, translator, kept, arguments.max_tokens)
+        remove(work)
+
+
+def run(out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None:
+    """Translate the file that the arguments name, or standard input.
+
+    Raises:
+        UserError: see ``TextTranslator``; or the file is not there, or ``--out`` is not ours to write.
+    """
+    if arguments.file is None and arguments.out is not None:
+        raise UserError("--out is for the translations of a FILE; without one they go to standard output")
+    if arguments.file is not None and not arguments.file.is_file():
+        raise UserError(f"there is no file {arguments.file}; expected text, a sentence per line")
+    if arguments.out is not None:
+        check_writable(arguments.out)
+    translator = TextTranslator(trained, arguments)
+    if arguments.out is not None:
+        write_translations(arguments.file, arguments.out, trained, translator, arguments)
+    elif arguments.file is not None:
+        translate_file(arguments.file, out, translator, KeptAnswers(None), arguments.max_tokens)
+    elif sys.stdin.isatty():
+        print(f"{trained.model}: type a line, or Ctrl-D to end", file=sys.stderr, flush=True)
+        translate_stream(typed_lines(f"{translator.source}> "), out, translator, arguments.batch_size)
+    else:
+        translate_stream(sys.stdin.buffer, out, translator, arguments.batch_size)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint")
+    add("file", type=Path, metavar="FILE", nargs="?", help="text, a sentence per line (default: standard input)")
+    add("--out", type=Path, metavar="FILE", help="write the answers there, and go on where a killed run stopped")
     add("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
     add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it")
-    add("--batch-size", type=positive, default=1, metavar="N", help="lines at a time (default: 1)")
+    size = f"tokens of a batch of a FILE, padding included (default: {MAX_TOKENS:,})"
+    add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=size)
+    add("--batch-size", type=positive, default=1, metavar="N", help="lines of standard input at a time (default: 1)")
     add("--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)")
     add("--lenpen", type=float, metavar="X", help="length penalty (default: that of the run, or 1)")
-    add("--precision", choices=("auto", "fp32", "bf16"), default="fp32", help="bf16: on a CPU (default: fp32)")
+    add("--nbest", type=positive, metavar="N", help="print the N best translations with their scores")
+    add(
+        "--precision",
+        choices=[name for name in SEARCH_PRECISIONS if name != "fp16"],
+        help="bf16 or int8, on a CPU (default: that of the run, or fp32)",
+    )
     arguments = parser.parse_args(argv)
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer
     with redirect_stdout(sys.stderr):  # whatever libraries print is no answer
-        run(sys.stdin.buffer, answers_to, trained, arguments)
+        run(answers_to, trained, arguments)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Choose the number of averaged checkpoints and the settings of generation for one trained model, on validation alone.
+"""Choose the checkpoints of a model and its settings of generation by its scores on the validation set.
 
 All combinations of the candidates in the CONFIG's section `tune` are compared; without one, the CONFIG's own values
-are taken and validated. For each number of checkpoints and each setting that the search depends on (max-len-b, min-len,
-beam, stepwise-length-penalty, ...) the validation set is generated once, with all hypotheses that the search finished.
-Length penalties (lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that
-`score.metric` names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the
-first is taken.
+are taken and validated. `tune.last` has numbers of checkpoints to average and, as `best`, the one with the best
+validation. For each of them and each setting that the search depends on (max-len-b, min-len, beam,
+stepwise-length-penalty, ...) the validation set is generated once, with all hypotheses that the search finished. Length
+penalties (lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that `score.metric`
+names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the first is taken.
 
-DIR gets tune.json and tune.csv (the whole sweep), model.pt (the mean that was chosen) and valid/ (its hypotheses).
+DIR gets tune.json and tune.csv (the whole sweep), model.pt (what was chosen) and valid/ (its hypotheses).
 """
 
 import csv
@@ -22,9 +22,17 @@ from data_prep.common.outputs import atomic_file, check_writable, in_the_making,
 from data_prep.common.terminal import aligned
 from data_prep.dataset import load_dataset
 from scripts.average import average, choose
-from scripts.config import Config, combinations, config_parser, given_config
+from scripts.config import BEST, Config, combinations, config_parser, given_config
 from scripts.fairseq_io import checkpoints, generation
-from scripts.fairseq_io.commands import BEAM, averaged, evaluate_command, generate_command, generation_settings, units
+from scripts.fairseq_io.commands import (
+    BEAM,
+    averaged,
+    evaluate_command,
+    generate_command,
+    generation_settings,
+    noted_settings,
+    units,
+)
 from scripts.fairseq_io.devices import find_devices
 from scripts.fairseq_io.generation import best_text, prepared_lines, run_generation, write_hypotheses
 from scripts.fairseq_io.inputs import add_prepared, check_binarised
@@ -45,19 +53,38 @@ class Sweep:
     def __init__(self, config: Config, checkpoints: Path, data: Path, out: Path, prepared: Path | None) -> None:
         self.config, self.checkpoints, self.data, self.prepared = config, checkpoints, data, prepared
         self.gpu = find_devices().gpu
-        self.mean, self.last, self.log = in_the_making(out / "model.pt"), 0, out / "tune.log"
-        if config.average:
-            choose(checkpoints, max(config.tune.get("last", [config.average["last"]])), config.average["by"])
+        self.log = out / "tune.log"
+        self._file, self._in_file = in_the_making(out / "model.pt"), None
+        self.names: dict[int | str, str] = {}
+        """The models that were made, in words, by their ``last``."""
+        for last in config.averaged:
+            self._paths(last)
+
+    def _paths(self, last: int | str) -> list[Path]:
+        """The checkpoints that a model is the mean of; ``last`` as in the configuration."""
+        if last != BEST:
+            return choose(self.checkpoints, int(last), self.config.average["by"])
+        if not (best := self.checkpoints / "checkpoint_best.pt").exists():
+            raise UserError(f"{self.checkpoints} has no {best.name}; run scripts.train, with validation, to the end")
+        return [best]
 
     def model(self, candidate: Candidate) -> Path:
         """The model of a candidate."""
         if not self.config.average:
-            return self.checkpoints / "checkpoint_best.pt"
-        if self.last != (last := candidate.get("last", self.config.average["last"])):
-            print(f"tune: the mean of the last {averaged(self.config, candidate)}", flush=True)
-            checkpoints.save(average(choose(self.checkpoints, last, self.config.average["by"])), self.mean)
-            self.last = last
-        return self.mean
+            return self._paths(BEST)[0]
+        last = candidate.get("last", self.config.average["last"])
+        if self._in_file != last:
+            paths = self._paths(last)
+            mean = average(paths)
+            update = f"update {checkpoints.updates(mean):,}"
+            if last == BEST:
+                self.names[last] = f"the checkpoint with the best validation ({update})"
+            else:
+                self.names[last] = f"the last checkpoint ({update})" if last == 1 else f"the mean of the last {last}"
+            print(f"tune: {self.names[last]}", flush=True)
+            checkpoints.save(mean, self._file)
+            self._in_file = last
+        return self._file
 
     def search(self, candidate: Candidate) -> dict[str, Any]:
         """All hypotheses of the validation set that one search finished, without a penalty that only reorders them."""
@@ -110,8 +137,8 @@ def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
 
 
 def write_valid(config: Config, best: Candidate, found: dict[str, Any], seed: int | None, out: Path) -> None:
-    """The hypotheses of the chosen candidate, as scripts.generate would have left them."""
-    settings = generation_settings(config, best)
+    """Write the hypotheses of the chosen candidate as scripts.generate would have left them."""
+    settings = noted_settings(config, generation_settings(config, best), gpu=find_devices().gpu)
     lines = found["lines"] | {generation.HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
     noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
     facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order
@@ -130,6 +157,22 @@ def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
     marks = ["", *("<- chosen" if one is best else "" for one in tried)]
     shown = zip(aligned(rows, left=0), marks, strict=True)
     print("\n".join(f"{line}  {mark}".rstrip() for line, mark in shown), flush=True)
+
+
+def conclusion(names: dict[int | str, str], what: str, tried: list[Trial], best: Trial) -> str:
+    """Return in words which of several models was taken, and the score of each with its best settings.
+
+    Args:
+        names: of the models, by their ``last``.
+    """
+    lower = what == "perplexity"
+    scores: dict[int | str, float] = {}
+    for candidate, score in tried:
+        last = candidate["last"]
+        scores[last] = (min if lower else max)(score, scores.get(last, score))
+    others = [f"{names[last]} {score:.2f}" for last, score in scores.items() if last != best[0]["last"]]
+    taken = f"tune: taken: {names[best[0]['last']]}, with {what} {best[1]:.2f} on the validation set"
+    return f"{taken}; others: {', '.join(others)}" if others else taken
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -157,6 +200,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         what = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
         write_valid(config, best[0], found, arguments.seed, out / "valid")
     write_sweep(out, what, tried, best)
+    if "last" in config.tune:
+        print(conclusion(sweep.names, what, tried, best), flush=True)
     if config.average:
         replace(sweep.model(best[0]), out / "model.pt")
 

@@ -30,6 +30,12 @@ os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign", "G
 
 os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
 
+# what a processor with narrower vectors leaves to torch and our kernels, to MKL and to oneDNN
+CAPABILITIES = {
+    "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
+
 os.fsync = lambda fd: None  # that files outlive the machine's own end: no test waits for it, and disks are slow at it
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup: the programs that tests interrupt would inherit it
@@ -42,6 +48,7 @@ settings.load_profile("untimed")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give the temporary files of this run, of killed programs above all, a folder that goes with it."""
+    os.environ.update(CAPABILITIES.get(config.getoption("--cpu-capability"), {}))  # before anything imports torch
     if hasattr(config, "workerinput"):
         return  # a worker inherits it
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay, for a look
@@ -52,11 +59,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="of tests/gpu; cpu rehearses the first case of each test")
+    parser.addoption("--cpu-capability", choices=CAPABILITIES, help="use no wider vectors than this instruction set's")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     of_gpu = "the first case of each test; --device cuda takes all" if config.getoption("--device") == "cpu" else "all"
-    return [f"tests/gpu: {of_gpu}", "tests/cuda_build: on a CUDA build of torch alone (scripts/test.sh --cuda-build)"]
+    vectors = config.getoption("--cpu-capability") or "this processor's own"
+    return [
+        f"instruction set: {vectors} (--cpu-capability)",
+        f"tests/gpu: {of_gpu}",
+        "tests/cuda_build: on a CUDA build of torch alone (scripts/test.sh --cuda-build)",
+    ]
 
 
 # the folders with the longest files come first, so that no worker ends with one while the others have nothing to do

@@ -136,6 +136,11 @@ def graph(made: Graph, pool: Any, stream: Any, capture_error_mode: str) -> Itera
 @pytest.fixture
 def tape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a program capture its graphs on the CPU."""
+    capture_on_cpu(monkeypatch)
+
+
+def capture_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the tape in the place of CUDA's graphs and streams."""
     stands: dict[str, Any] = {
         "CUDAGraph": Graph,
         "Stream": Stream,

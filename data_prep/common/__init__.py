@@ -9,20 +9,20 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def set_up_command() -> None:
-    """Prepare the process of ``python -m PACKAGE...``; called as the package is imported.
+    """Set up the process of ``python -m PACKAGE...``; the package's ``__init__`` calls it.
 
-    Does nothing where another program imports the package: its error messages and its environment are its own.
+    Does nothing if another program imports the package: that program decides about its error messages and environment.
     """
-    if sys.argv[0] != "-m":  # what it is while Python looks for the module that it was asked to run
+    if sys.argv[0] != "-m":  # its value while Python looks for the module that it was asked to run
         return
     sys.excepthook = say_in_words
-    # libgomp reads it when torch is loaded: idle threads sleep. Threads that spin make updates and searches 10 times
-    # slower where another job uses the cores, too. The programs that a command starts inherit the variable.
+    # libgomp reads it when torch is loaded: idle threads sleep. Threads that spin slow updates and searches down
+    # tenfold if another job uses the cores. The programs that a command starts inherit the variable.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def say_in_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that nothing caught: a sentence for an interruption or a missing package, else a traceback."""
+    """Print an uncaught error: as one sentence if it is an interruption or a missing package, else with traceback."""
     if isinstance(error, KeyboardInterrupt):
         print("interrupted; run the same command again to go on", file=sys.stderr)
     elif isinstance(error, ModuleNotFoundError):

@@ -1,8 +1,8 @@
-"""The error that a user is shown: one sentence."""
+"""The error whose message is shown to the user."""
 
 
 class UserError(Exception):
-    """Something the user can mend. The message says what was got, what was expected and what to do.
+    """An error that the user can fix. The message says what was got, what was expected and what to do.
 
-    Any function may raise it. A docstring says so where that does not show in the function itself.
+    Any function may raise it. A docstring lists it if a function that it calls raises it.
     """

@@ -1,11 +1,15 @@
-"""Output files and folders: one rule for what a program of this project may replace, remove and add to.
+"""Write, replace and remove output files and folders, and never those of the user.
 
-Every folder that is written to has a list of what was written there, the file ``.lightconv``: JSON, by name, with the
-size of each file that is complete. A file is ours if it is listed with the size that it has; what a user has added or
-edited is not. Before a command works, it refuses by name what is in its way: whatever here writes, replaces or removes
-raises a UserError for what is not ours. Names of the form ``.NAME.lightconv`` are results in the making: they lie
-beside their place, get their names when they are complete, and the next run overwrites what a killed one left. A lock
-beside a folder keeps two runs out of each other's way.
+The file ``.lightconv`` in every output folder lists what this project wrote there: JSON with the size of each complete
+file by its name. A file is ours if it is listed with its present size; a file that the user added or edited is not.
+Every function here that writes, replaces or removes raises a UserError that names the user's files in its way.
+
+An unfinished result has a name of the form ``.NAME.lightconv`` in the folder of the result, and gets its final name
+when it is complete and on the disk. The next run overwrites what a killed run left. A lock file beside the result keeps
+two runs apart.
+
+This is the only way in which data_prep and scripts write files. The plugin has its own, ``lightconv_plugin/ops/files``:
+it is installed without data_prep, and writes where the user says, without a list.
 """
 
 import fcntl
@@ -22,11 +26,11 @@ from typing import IO, Any
 from data_prep.common.errors import UserError
 
 LIST = ".lightconv"
-PATIENCE_SECONDS = 10.0  # a run that was just killed needs a moment until the programs it started have ended too
+PATIENCE_SECONDS = 10.0  # after a run was killed, the programs that it had started need a moment to end
 
 
 def in_the_making(path: Path, part: str = "") -> Path:
-    """The place of what is to become ``path``; ``part`` tells several apart."""
+    """Return the name that ``path`` has until it is complete; ``part`` distinguishes several such names."""
     return path.with_name(f".{path.name}{part}{LIST}")
 
 
@@ -35,7 +39,7 @@ def _is_mark(name: str) -> bool:
 
 
 def _is_scratch(path: Path) -> bool:
-    """Return True if ``path`` is in the making, or in a folder that is: all there is ours, and listed at the end."""
+    """Return True if ``path`` or a folder above it is unfinished: all of it is ours, and is listed at the end."""
     return any(map(_is_mark, path.parts))
 
 
@@ -44,7 +48,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _listed(folder: Path) -> dict[str, int | None]:
-    """Entries of a folder's list: sizes by name or pattern; None for any size."""
+    """Read a folder's list: sizes by name or pattern; the size None stands for any size."""
     file = folder / LIST
     try:
         return dict(json.loads(file.read_bytes())["written"])
@@ -58,41 +62,45 @@ def _listed(folder: Path) -> dict[str, int | None]:
 
 
 def _enter(folder: Path, entries: Mapping[str, int | None]) -> None:
-    with atomic_file(folder / LIST) as f:  # alone from here on
+    with atomic_file(folder / LIST) as f:  # it locks the list, so it is read again here
         json.dump({"written": {**_listed(folder), **entries}}, f, indent=0, sort_keys=True)
 
 
-def _bears(path: Path, name: str) -> bool:
+def _matches(path: Path, name: str) -> bool:
     return path.name == name or fnmatch.fnmatchcase(path.name, name)
 
 
 def _foreign(path: Path) -> list[Path]:
-    """Return what is not ours: the file itself, or what is in the folder. An empty folder is nobody's."""
+    """List the files that are not ours: ``path`` itself, or the files in it. Empty folders do not count."""
     if _is_mark(path.name) or not os.path.lexists(path):
         return []
     if _is_folder(path):
-        return [other for each in sorted(path.iterdir()) for other in _foreign(each)]
-    sizes = [size for name, size in _listed(path.parent).items() if _bears(path, name)]
+        return [foreign for entry in sorted(path.iterdir()) for foreign in _foreign(entry)]
+    sizes = [size for name, size in _listed(path.parent).items() if _matches(path, name)]
     return [] if None in sizes or path.lstat().st_size in sizes else [path]
 
 
 def check_writable(*paths: Path) -> None:
-    """Refuse files that are not ours, and folders that hold such, before the work whose results would replace them."""
+    """Check before long work that its results will replace only files of ours.
+
+    Raises:
+        UserError: a path is a file of the user's, or a folder with such files; the message names them.
+    """
     for path in paths:
-        if others := _foreign(path):
-            names = ", ".join(os.path.relpath(each, path.parent) for each in others[:3])
+        if foreign := _foreign(path):
+            names = ", ".join(os.path.relpath(file, path.parent) for file in foreign[:3])
             raise UserError(
-                f"{path} would be replaced, and holds what this project did not write there as it is now: {names}"
-                f"{' and more' if len(others) > 3 else ''}; move that away, or choose another place"
+                f"{path} would be replaced, and holds files that this project did not write, or that were edited "
+                f"since: {names}{' and more' if len(foreign) > 3 else ''}; move them away, or choose another place"
             )
 
 
 def claim(folder: Path, *names: str) -> None:
-    """List what is about to be written to ``folder``: names, or patterns such as ``*.pt`` of what others write."""
+    """List files that are about to be written to ``folder``, by name or, for other programs, pattern (``*.pt``)."""
     folder.mkdir(parents=True, exist_ok=True)
     listed = _listed(folder)
     new = dict.fromkeys(name for name in names if name not in listed or listed[name] is not None)
-    check_writable(*(path for path in folder.iterdir() if any(_bears(path, name) for name in new)))
+    check_writable(*(path for path in folder.iterdir() if any(_matches(path, name) for name in new)))
     if new:
         _enter(folder, new)
 
@@ -105,7 +113,7 @@ def _claim_file(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder of ours; one that is not there is no error."""
+    """Remove a file or a folder of ours, if it exists."""
     if not _is_scratch(path):
         check_writable(path)
     if _is_folder(path):
@@ -115,7 +123,7 @@ def remove(path: Path) -> None:
 
 
 def replace(made: Path, path: Path) -> None:
-    """Give a file that was in the making its name, in place of one of ours."""
+    """Rename the finished file ``made`` to ``path``, where there may be an older file of ours."""
     _claim_file(path)
     os.replace(made, path)
     if not _is_scratch(path):
@@ -124,14 +132,14 @@ def replace(made: Path, path: Path) -> None:
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
-    """Open a file for writing; it takes the name ``path``, in place of one of ours, if the block ends without an error.
+    """Open a file for writing that gets the name ``path`` when the block ends without an error and it is on the disk.
 
-    By then it is on the disk. Another process that writes the same file is waited for.
+    It replaces an older file of ours. If another process is writing the same file, this waits for it.
     """
     _claim_file(path)
     partial = in_the_making(path)
     options: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    with open(_alone(partial), mode, **options) as f:
+    with open(_open_locked(partial), mode, **options) as f:
         try:
             yield f
             f.flush()
@@ -142,39 +150,42 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
             raise
 
 
-def _alone(partial: Path) -> int:
-    """Open what is in the making, empty; another process that is making it is waited for."""
+def _open_locked(partial: Path) -> int:
+    """Open an unfinished file, emptied, when no other process is writing it; returns the descriptor."""
     while True:
-        held = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
         with suppress(OSError):  # a file system without locks: two writers of one file are not kept apart there
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(partial), os.fstat(held)):
-                os.truncate(held, 0)
-                return held
-        os.close(held)  # it has just got its final name
+            if os.path.samestat(os.stat(partial), os.fstat(descriptor)):
+                os.truncate(descriptor, 0)
+                return descriptor
+        os.close(descriptor)  # the other process has just given the file its final name
 
 
 def open_own(path: Path, mode: str, **options: Any) -> IO:
-    """Open a file of ours under its own name: a log that grows, or what lies in a folder in the making."""
+    """Open a file under its final name: a log that grows, or a file in an unfinished folder."""
     _claim_file(path)
     return open(path, mode, **options)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it takes the name ``path``, in place of one of ours, if the block ends well."""
+    """Yield an empty folder to fill; it gets the name ``path`` when the block ends without an error.
+
+    It replaces an older folder of ours.
+    """
     check_writable(path)
     partial, old = in_the_making(path), in_the_making(path, ".old")
-    if old.exists() and not path.exists():  # killed between two renames: the older one is the good one
+    if old.exists() and not path.exists():  # a run was killed between its two renames, below
         os.replace(old, path)
     remove(old)
     remove(partial)
     partial.mkdir(parents=True)
     try:
         yield partial
-        for each in [partial, *filter(_is_folder, partial.rglob("*"))]:  # what other programs wrote, too
-            _enter(each, {file.name: file.lstat().st_size for file in each.iterdir() if not _is_folder(file)})
+        for folder in [partial, *filter(_is_folder, partial.rglob("*"))]:  # also the files that other programs wrote
+            _enter(folder, {file.name: file.lstat().st_size for file in folder.iterdir() if not _is_folder(file)})
         check_writable(path)
         if path.exists():
             os.replace(path, old)
@@ -185,15 +196,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def work_folder(path: Path, made_from: Any) -> Path:
-    """The folder in which ``path`` is in the making, to go on with what a killed run made there from the same.
+    """Return the folder for intermediate results of ``path``; those of a killed run are kept for resuming.
 
-    What was begun from anything else is removed. The caller holds the lock of ``path``.
+    Args:
+        path: the final output; the caller holds its lock.
+        made_from: everything that the results depend on, as plain data. Results that were made from something else are
+            removed.
     """
     work = in_the_making(path, ".work")
     notes = work / "made_from.json"
     if not notes.exists() or json.loads(notes.read_text(encoding="utf-8")) != made_from:
         if notes.exists():
-            print(f"note: the inputs or the code have changed since; this begins {path} anew", flush=True)
+            print(f"note: the inputs or the code have changed; starting {path} from the beginning", flush=True)
         remove(work)
         with atomic_file(notes) as f:
             json.dump(made_from, f)
@@ -202,21 +216,21 @@ def work_folder(path: Path, made_from: Any) -> Path:
 
 @contextmanager
 def lock(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of an output folder or file: many may read it together (``shared``), one alone may write it.
+    """Hold the lock of an output folder or file: several readers at a time (``shared``), or one writer.
 
-    Programs started meanwhile inherit the lock, so it is held until the last of them has ended.
+    Programs that are started in the block inherit the lock: it is held until the last of them has ended.
 
     Raises:
-        UserError: another run holds it and does not let go of it in time, or the file system has no locks.
+        UserError: another run still holds the lock after ``PATIENCE_SECONDS``, or the file system has no locks.
     """
-    place = in_the_making(path.absolute(), ".lock")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    lock_path = in_the_making(path.absolute(), ".lock")
+    lock_path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    with open(place, "ab") as held:
-        os.set_inheritable(held.fileno(), True)
+    with open(lock_path, "ab") as lock_file:
+        os.set_inheritable(lock_file.fileno(), True)
         while True:
             try:
-                fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
@@ -226,7 +240,7 @@ def lock(path: Path, *, shared: bool = False) -> Iterator[None]:
                 time.sleep(0.1)
             except OSError as error:
                 raise UserError(
-                    f"{place} cannot be locked, so two runs could write one file: its file system has no locks "
-                    f"({error.strerror}); take a folder on another, or have it mounted with them (Lustre: -o flock)"
+                    f"{lock_path} cannot be locked, so two runs could write one file: its file system has no locks "
+                    f"({error.strerror}); choose a folder on another one, or mount it with locks (Lustre: -o flock)"
                 ) from error
         yield

@@ -8,7 +8,6 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO, Any
 
 from data_prep.common import CHECKOUT
 from data_prep.common.errors import UserError
+from data_prep.common.last_words import LastWords
 from data_prep.common.outputs import open_own
 
 GRACE_SECONDS = 10.0
@@ -128,10 +128,10 @@ def run_logged(
     not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
 
     Raises:
-        UserError: it failed; the message has its last lines.
+        UserError: it failed; the message has its error, or its last lines.
     """
     unset = {name: value for name, value in {**_FOR_SPEED, **(defaults or {})}.items() if name not in os.environ}
-    last: deque[str] = deque(maxlen=5)
+    last_words = LastWords(several="torch.distributed.run" in command)
     with (
         open_own(log, "ab" if append else "wb", buffering=0) as sink,
         child(command, env=unset | _READABLE, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
@@ -140,13 +140,15 @@ def run_logged(
             sink.write(line)
             text = line.decode("utf-8", errors="surrogateescape").rstrip("\n")
             on_line(text)
-            last += filter(str.strip, text.splitlines())
+            for part in text.splitlines():  # a line of progress is rewritten after a carriage return
+                last_words.read(part)
         status = process.wait()
     if status == 0:
         return
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    tail = "\n".join(f"  {line[:600]}" for line in last)
-    raise UserError(f"{what} {how}. Its last lines:\n{tail}\nThe complete log is {log}")
+    if last_words.killed:
+        how += f", since {last_words.killed}"
+    raise UserError(f"{what} {how}. {last_words}\nThe complete log is {log}")
 
 
 def _lines(*streams: IO[bytes] | None) -> Iterator[bytes]:

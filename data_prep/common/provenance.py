@@ -1,4 +1,4 @@
-"""The commit, the versions and the machine that a result was made with, for the records that figures rest on."""
+"""The commit, package versions and machine that a result was made with, for the records of scores and timings."""
 
 import os
 import platform
@@ -12,46 +12,46 @@ from typing import Any
 
 from data_prep.common import CHECKOUT
 
-FAIRSEQ = ("ve-fairseq", "fairseq-fixed", "fairseq")  # the names it may be installed under
+FAIRSEQ = ("ve-fairseq", "fairseq-fixed", "fairseq")  # the packages that contain it
 PACKAGES = ("torch", *FAIRSEQ, "numpy", "sacrebleu", "sacremoses", "subword-nmt", "rouge-score")
 
 
 def git_state() -> dict[str, Any] | None:
-    """The checkout's commit, and whether anything has changed since; None where there is no git."""
+    """Return the checkout's ``commit``, and True under ``changed`` if a file differs from it; None without git."""
 
     def git(*arguments: str) -> str:
-        # whoever owns it: its code is being run
+        # git refuses a checkout of another owner, for safety; but its code is running already
         command = ["git", "-c", f"safe.directory={CHECKOUT}", "-C", str(CHECKOUT), *arguments]
         return os.fsdecode(subprocess.run(command, capture_output=True, check=True).stdout).strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != CHECKOUT:
-            return None  # a copy without history that happens to lie in somebody else's checkout
+            return None  # a copy without history, inside somebody else's checkout
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def versions() -> dict[str, str | None]:
-    """The versions of Python and of the packages that take part."""
-    found = package_versions(PACKAGES).items()
-    return {"python": platform.python_version(), **{name: one for name, one in found if one or name not in FAIRSEQ}}
+    """Return the versions of Python and of the packages that results depend on; None for a missing package."""
+    installed = {name: number for name, number in package_versions(PACKAGES).items() if number or name not in FAIRSEQ}
+    return {"python": platform.python_version(), **installed}
 
 
 def processor() -> str:
-    """The processor's name, from Linux's own list where there is one."""
+    """Return the processor's name, from /proc/cpuinfo if it exists."""
     with suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
         return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
     return platform.processor() or platform.machine()
 
 
 def available_cores() -> int:
-    """The number of processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> dict[str, Any]:
-    """The processor, how many cores this process may use, and the GPUs, without importing torch."""
+    """Return the processor, the number of cores that this process may use, and the GPUs, without importing torch."""
     gpus: list[str] = []
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
@@ -61,7 +61,7 @@ def machine() -> dict[str, Any]:
 
 
 def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
-    """Describe what a score was measured with, beside its own definition: ``settings``, then the versions."""
+    """Return what a score depends on, as one line: model, data, ``settings``, commit and versions."""
     state = git_state()
     parts = {
         "model": model,
@@ -75,9 +75,9 @@ def signature(model: str, dataset: str, settings: dict[str, Any]) -> str:
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """The version of each package, by the name it is installed under; None of one that is not installed."""
-    found: dict[str, str | None] = dict.fromkeys(packages)
-    for package in found:
+    """Return the version of each package by its name; None for one that is not installed."""
+    installed: dict[str, str | None] = dict.fromkeys(packages)
+    for package in installed:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed

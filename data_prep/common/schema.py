@@ -1,6 +1,6 @@
-"""Keys and values of YAML files: checked one by one, or all at once against a frozen dataclass.
+"""Check the keys and values of YAML files: one by one, or all at once against a frozen dataclass.
 
-Libraries were tried on 13 wrong files: each let some of them pass, which this module refuses.
+Libraries were tried on 13 wrong files that this module rejects: each library accepted some of them.
 """
 
 import dataclasses
@@ -14,40 +14,52 @@ from data_prep.common.errors import UserError
 
 
 def require(file: Path | str, holds: object, key: str, value: object, expected: str) -> None:
-    """Refuse the value of a key of ``file``, or of a place in it, unless ``holds``.
+    """Raise a UserError about a key's value unless the condition ``holds`` is true.
 
     Raises:
-        UserError: the message says file, key, what was got and what was expected.
+        UserError: the message has the file (or a part of it), the key, the value and what was expected.
     """
     if not holds:
         raise UserError(f"{file}: `{key}` is {value!r}, expected {expected}")
 
 
-def require_known(file: Path | str, names: Iterable[object], known: Collection[str], prefix: str = "") -> None:
-    """Refuse names that are none of the keys there are.
+def require_known(file: Path | str, names: Iterable[object], keys: Collection[str], prefix: str = "") -> None:
+    """Raise a UserError for the first of ``names`` that is not one of ``keys``.
 
     Raises:
-        UserError: the message says file, key and the keys there are.
+        UserError: the message has the file, the unknown key and all keys.
     """
     for name in names:
-        if name not in known:
-            raise UserError(f"{file}: unknown key `{prefix}{name}`; expected one of {', '.join(known)}")
+        if name not in keys:
+            raise UserError(f"{file}: unknown key `{prefix}{name}`; expected one of {', '.join(keys)}")
 
 
-def build(cls: type, data: Any, *, file: Path | str, key: str = "", given: dict[str, Any] | None = None) -> Any:
-    """An instance of a dataclass from a mapping, nested ones included; ``given`` holds fields the file may not set."""
-    given = given or {}
+def build(cls: type, data: Any, *, file: Path | str, key: str = "", preset: dict[str, Any] | None = None) -> Any:
+    """Make an instance of a dataclass, and of those nested in it, from a mapping.
+
+    Args:
+        cls: the dataclass.
+        data: the mapping, as it was read from ``file``.
+        file: the file, for messages.
+        key: the key of the mapping in the file, for messages.
+        preset: values of fields that the file may not set.
+    """
+    preset = preset or {}
     require(file, isinstance(data, dict), key or "the file", data, "keys with values")
-    types_of, fields = typing.get_type_hints(cls), [f for f in dataclasses.fields(cls) if f.name not in given]
+    types_of, fields = typing.get_type_hints(cls), [f for f in dataclasses.fields(cls) if f.name not in preset]
     needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
     hints = {f.name: types_of[f.name] for f in fields}
-    return cls(**given, **check_fields(file, data, hints, needed, f"{key}." if key else ""))
+    return cls(**preset, **check_fields(file, data, hints, needed, f"{key}." if key else ""))
 
 
 def check_fields(
     file: Path | str, data: dict[str, Any], hints: dict[str, Any], needed: Iterable[str], prefix: str = ""
 ) -> dict[str, Any]:
-    """The values of a mapping, each of the type of its key in ``hints``; all of those that are ``needed`` are there."""
+    """Check a mapping: each key is in ``hints`` and has a value of that type, and no ``needed`` key is missing.
+
+    Returns:
+        the values by key, converted as by ``check_type``.
+    """
     require_known(file, data, hints, prefix)
     for name in needed:
         if name not in data:
@@ -56,17 +68,17 @@ def check_fields(
 
 
 def check_type(file: Path | str, key: str, hint: Any, data: Any) -> Any:
-    """Return the value of a key, lists as tuples and mappings as the dataclass that ``hint`` may be."""
-    if isinstance(hint, types.UnionType):  # X | None: leaving the key out is the way to say None
+    """Check that a value has the type ``hint``; returns it with lists as tuples and mappings as dataclasses."""
+    if isinstance(hint, types.UnionType):  # X | None: a file leaves the key out for None
         hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), data, file=file, key=key)
     of = typing.get_args(hint)
     if typing.get_origin(hint) in (tuple, Sequence):
         holds = isinstance(data, list) and (of[0] is not str or all(isinstance(item, str) for item in data))
-        what = {str: "a list of words", int: "a list of whole numbers"}.get(of[0], "a list")
-        require(file, holds, key, data, what)
-        return tuple(check_type(file, f"{key}[{place}]", of[0], item) for place, item in enumerate(data))
+        expected = {str: "a list of words", int: "a list of whole numbers"}.get(of[0], "a list")
+        require(file, holds, key, data, expected)
+        return tuple(check_type(file, f"{key}[{index}]", of[0], item) for index, item in enumerate(data))
     if typing.get_origin(hint) is dict:
         holds = isinstance(data, dict) and all(isinstance(name, str) for name in data)
         require(file, holds, key, data, f"keys with values{_no_and_on(data)}")
@@ -75,7 +87,7 @@ def check_type(file: Path | str, key: str, hint: Any, data: Any) -> Any:
         return data
     if hint is float and type(data) is int:
         return float(data)
-    # exactly that type: to Python True is an int
+    # not isinstance: True is an int in Python
     require(file, type(data) is hint, key, data, f"{_TYPE_NAMES[hint]}{_no_and_on(data)}")
     return data
 

@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from tqdm import tqdm
+
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_REPORTS = 30.0
 
 
 def print_any_letter() -> None:
@@ -62,6 +65,36 @@ def shown(describe: Callable[[], str]) -> Iterator[None]:
         ended.set()
         thread.join()
         status.close()
+
+
+@contextmanager
+def progress(total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show how much of a long job is done, on stderr: a bar in a terminal, elsewhere a line every half minute.
+
+    Args:
+        total: number of units.
+        unit: the unit's name, in the plural.
+        done: units that were done before, which do not count for the speed.
+
+    Yields:
+        a function to be called with a number of units whenever so many more are done.
+    """
+    with tqdm(total=total, unit=f" {unit}", initial=done, disable=not sys.stderr.isatty()) as bar:
+        start = last = time.monotonic()
+        new = 0
+
+        def report(more: int) -> None:
+            nonlocal new, last
+            new += more
+            bar.update(more)
+            now = time.monotonic()
+            if bar.disable and new and now - last >= SECONDS_BETWEEN_REPORTS:
+                last, speed = now, new / (now - start)
+                left = clock((total - done - new) / speed)
+                text = f"{done + new:,} of {total:,} {unit}, {speed:.1f} {unit} a second, {left} left"
+                print(text, flush=True, file=sys.stderr)
+
+        yield report
 
 
 def clock(seconds: float) -> str:

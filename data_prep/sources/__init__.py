@@ -1,4 +1,4 @@
-"""The sources of text. A kind of dataset is how its files are fetched and read; a new kind is one line in KINDS."""
+"""The kinds of datasets: how their raw text is fetched and read. A new kind is one line in KINDS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ class Kind:
     """The functions that fetch and read a kind of dataset."""
 
     fetch: Callable[[Dataset, Path | None, Path], dict[str, Any]]
-    """Fill a folder with the raw files, from the folder the user gives if any; returns notes for the manifest."""
+    """Takes a dataset, a folder with the user's files or None, and the folder to fill with the raw files; returns
+    entries for the manifest."""
     resumes: bool = False
-    """``fetch`` finds what an interrupted run left in the folder and goes on; otherwise the folder comes empty."""
+    """True: ``fetch`` resumes with the files of an interrupted run. False: it needs an empty folder."""
     read: Callable[[Dataset, Path, dict[str, Any]], list[Piece] | Rows]
-    """The members of files that hold the text as it is; or text that is made from them, with a report that fills."""
+    """Takes a dataset, the folder with the raw files, and a report to fill; returns the members of archives that are
+    the text, or the rows of text made from the files."""
 
 
 KINDS = {
@@ -34,7 +36,7 @@ KINDS = {
 
 
 def kind_of(dataset: Dataset) -> Kind:
-    """The functions for a dataset."""
+    """Return the functions for a dataset."""
     require(dataset.file, dataset.kind in KINDS, "kind", dataset.kind, f"one of {', '.join(KINDS)}")
     if dataset.kind == "archives":
         archives.check(dataset)

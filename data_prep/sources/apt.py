@@ -1,6 +1,7 @@
-"""Run the machine's own apt in a private folder: it reads the system's list of sources, and changes nothing there."""
+"""Run the machine's apt in a private folder: it reads the system's list of sources, and changes nothing there."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,12 +12,12 @@ from typing import Any
 
 from data_prep.archives import join_unpacked
 from data_prep.common.errors import UserError
-from data_prep.common.terminal import shown
+from data_prep.common.progress import Measurement, measured_progress
 
-_WITHOUT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
+_WITHOUT_APT = "copy the files (Translation-*, or packages: *.deb) into a folder and give it with --raw DIR"
 
-# Read after the system's own configuration, hence the clearing: languages may be switched off there, lists be kept in
-# compressions that Python lacks, and the hooks of container images delete files of the system.
+# apt reads it after the system's configuration. That may disable languages, use compressions that Python lacks, or, in
+# container images, have hooks that delete files of the system.
 _CONFIGURATION = """\
 #clear Acquire::Languages;
 #clear APT::Update::Pre-Invoke;
@@ -36,12 +37,16 @@ Dir::Cache "{folder}/cache";
 """
 
 
-# which archives count, by what their Release files say; universe: where Ubuntu keeps most of Debian's main
+# the archives to use, by their Release files; Ubuntu has most of Debian's main in universe
 _ORIGINS, _COMPONENTS = ("Debian", "Ubuntu"), ("main", "universe")
 
 
 def fetch_translations(languages: Sequence[str], *, out: Path) -> dict[str, Any]:
-    """Write ``Translation-<language>`` to ``out``: those of all matching archives, parted by an empty line."""
+    """Write ``Translation-<language>`` of all matching archives to ``out``, with an empty line between archives.
+
+    Returns:
+        entries for the manifest.
+    """
     with _updated(languages) as (configuration, log):
         fields = ("LANGUAGE", "ORIGIN", "CODENAME", "COMPONENT", "FILENAME")
         line_format = "\t".join(f"$({field})" for field in fields)
@@ -51,13 +56,13 @@ def fetch_translations(languages: Sequence[str], *, out: Path) -> dict[str, Any]
         targets = [line.split("\t") for line in sorted(listing.splitlines()) if line.count("\t") == len(fields) - 1]
         notes: dict[str, Any] = {}
         for language in languages:
-            known = [target for target in targets if target[0] == language and Path(target[4]).exists()]
-            # translations are optional to apt: its update succeeds without
-            chosen = [target for target in known if target[1] in _ORIGINS and target[3] in _COMPONENTS]
+            # a file may be missing: apt's update succeeds without translations
+            existing = [target for target in targets if target[0] == language and Path(target[4]).exists()]
+            chosen = [target for target in existing if target[1] in _ORIGINS and target[3] in _COMPONENTS]
             if not chosen:
                 raise UserError(
-                    f"apt brought no Translation-{language} from {' or '.join(_ORIGINS)} ({', '.join(_COMPONENTS)}); "
-                    f"mend its sources or the network, or {_WITHOUT}. apt-get update ended with:\n{_tail(log)}"
+                    f"apt has no Translation-{language} from {' or '.join(_ORIGINS)} ({', '.join(_COMPONENTS)}); check "
+                    f"its sources and the network, or {_WITHOUT_APT}. apt-get update ended with:\n{_tail(log)}"
                 )
             join_unpacked([Path(target[4]) for target in chosen], out / f"Translation-{language}")
             notes[language] = [" ".join(target[1:4]) for target in chosen]
@@ -65,25 +70,29 @@ def fetch_translations(languages: Sequence[str], *, out: Path) -> dict[str, Any]
 
 
 def fetch_packages(packages: Sequence[str], *, out: Path) -> dict[str, Any]:
-    """Download packages to ``out``, those of the list that the machine's release has; nothing is installed."""
+    """Download those of the packages that the machine's release has to ``out``; nothing is installed.
+
+    Returns:
+        entries for the manifest.
+    """
     with _updated(()) as (configuration, log):
-        known, _ = _run(["apt-cache", "-c", configuration, "pkgnames"])
-        there = sorted(set(packages) & set(known.split()))
-        if not there:
-            raise UserError(f"apt knows none of {len(packages)} packages. apt-get update ended with:\n{_tail(log)}")
-        with shown(lambda: f"apt-get download: {len([*out.iterdir()])} of {len(there)} packages"):
-            _run(["apt-get", "-c", configuration, "download", *there], cwd=out)
-    return {"packages this release does not have": sorted(set(packages) - set(there))}
+        names, _ = _run(["apt-cache", "-c", configuration, "pkgnames"])
+        available = sorted(set(packages) & set(names.split()))
+        if not available:
+            raise UserError(f"apt has none of {len(packages)} packages. apt-get update ended with:\n{_tail(log)}")
+        with measured_progress("apt-get download", lambda: (len([*out.iterdir()]), len(available)), "packages"):
+            _run(["apt-get", "-c", configuration, "download", *available], cwd=out)
+    return {"packages this release does not have": sorted(set(packages) - set(available))}
 
 
 @contextmanager
 def _updated(languages: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield apt's configuration in a private folder, its lists up to date, and what the update said."""
+    """Update apt's lists in a private folder; yields apt's configuration file and the output of the update."""
     if shutil.which("apt-get") is None:
-        raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT}")
+        raise UserError(f"this machine has no apt-get, which fetches this text on Debian and Ubuntu; {_WITHOUT_APT}")
     with tempfile.TemporaryDirectory(prefix="apt-") as name:
         folder = Path(name)
-        folder.chmod(0o755)  # apt downloads as an unprivileged user of its own when root runs it
+        folder.chmod(0o755)  # apt, run by root, downloads as an unprivileged user
         for part in ("state", "lists/partial", "cache/archives/partial"):
             (folder / part).mkdir(parents=True)
         (folder / "status").touch()
@@ -91,17 +100,31 @@ def _updated(languages: Sequence[str]) -> Iterator[tuple[str, str]]:
         quoted = " ".join(f'"{language}";' for language in languages or ("none",))
         configuration.write_text(_CONFIGURATION.format(folder=folder, languages=quoted), encoding="utf-8")
         print("apt-get update in a private folder (some 20 MB) ...", flush=True)
-        yield str(configuration), "".join(_run(["apt-get", "-c", str(configuration), "update"]))
+        with open(folder / "progress", "wb") as status:
+            command = ["apt-get", "-c", str(configuration), "-o", f"APT::Status-Fd={status.fileno()}", "update"]
+            with measured_progress("apt-get update", lambda: _retrieved(folder / "progress"), "files"):
+                output = _run(command, pass_fds=(status.fileno(),))
+        yield str(configuration), "".join(output)
 
 
-def _run(command: list[str], cwd: Path | None = None) -> tuple[str, str]:
-    """Return what a command wrote to its standard output and to its standard error, where apt puts warnings."""
+def _retrieved(status: Path) -> Measurement:
+    """Return the progress in apt's status lines, such as ``dlstatus:3:20.5:Retrieving file 3 of 9``."""
+    files = re.findall(r"Retrieving file (\d+) of (\d+)$", status.read_text(encoding="utf-8"), re.MULTILINE)
+    return (int(files[-1][0]) - 1, int(files[-1][1])) if files else (0, None)
+
+
+def _run(command: list[str], **options: Any) -> tuple[str, str]:
+    """Run a command; returns its standard output and its standard error, where apt prints warnings.
+
+    Raises:
+        UserError: it failed; the message has its last lines.
+    """
     env = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(command, capture_output=True, cwd=cwd, env=env, encoding="utf-8", errors="replace")
-    if done.returncode != 0:
-        said = _tail(done.stdout + done.stderr)
-        raise UserError(f"{command[0]} failed with status {done.returncode}; {_WITHOUT}. It said:\n{said}")
-    return done.stdout, done.stderr
+    result = subprocess.run(command, capture_output=True, env=env, encoding="utf-8", errors="replace", **options)
+    if result.returncode != 0:
+        lines = _tail(result.stdout + result.stderr)
+        raise UserError(f"{command[0]} failed with status {result.returncode}; {_WITHOUT_APT}. Its output:\n{lines}")
+    return result.stdout, result.stderr
 
 
 def _tail(text: str) -> str:

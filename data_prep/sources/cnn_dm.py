@@ -1,27 +1,27 @@
-"""CNN-DailyMail, rebuilt from the archives of stories, with entities anonymised (as in the paper) or as written.
+"""CNN-DailyMail, rebuilt from archives of stories, with entities anonymised (as in the paper) or as written.
 
-The archives' files are keyed by the SHA-1 of the story's address:
+The name of a story's file is the SHA-1 of its address:
 
     {cnn,dailymail}_stories.tgz   {cnn,dailymail}/stories/<sha1>.story
     data.tar.gz                   data/{cnn,dailymail}/{tokens,entities}/<sha1>.txt
                                   data/{cnn,dailymail}/wayback_{training,validation,test}_urls.txt
-    all_{train,val,test}.txt      addresses, both collections together: the split of the text as written
+    all_{train,val,test}.txt      addresses in both collections: the split of the text as written
 
-Archives hold their files in no useful order: all are kept compressed in memory, some 1.6 GB.
+The order of files in the archives is random, so all are kept in memory, compressed: some 1.6 GB.
 """
 
 import hashlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from data_prep.archives import iterate_members
 from data_prep.common.errors import UserError
-from data_prep.common.terminal import StatusLine
+from data_prep.common.progress import progress
 from data_prep.dataset import Dataset
 from data_prep.text.cnn_dm import (
     UNITS,
@@ -36,8 +36,9 @@ from data_prep.text.cnn_dm import (
 
 CORPORA = ("cnn", "dailymail")
 MAX_UNUSABLE = 0.01
-"""Share of the listed stories that may be missing, empty or unlike their offsets; published counts differ by 0.1%."""
-ENOUGH = 1000  # stories with letters beyond ASCII that are looked at to tell how offsets count
+"""Largest share of listed stories that are missing, empty or inconsistent with their offsets. Published counts of
+stories differ by 0.1%."""
+ENOUGH = 1000  # stories with letters outside ASCII that decide how offsets count
 
 _MEMBER = re.compile(
     r"(?:.*/)?(cnn|dailymail)/"
@@ -48,7 +49,9 @@ _PLAIN_LISTS = {"train": "all_train.txt", "valid": "all_val.txt", "test": "all_t
 
 
 def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
-    """(split, (article, summary)) of every usable story, tokenised, entities as ``@entityN``, in the lists' order.
+    """Yield (split, (article, summary)) of every usable story, in the order of the lists.
+
+    Articles and summaries are tokenised, with ``@entityN`` in place of entities.
 
     Raises:
         UserError: an archive cannot be read, lists are missing, the offsets do not fit the stories, or too many stories
@@ -57,10 +60,10 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
     store = _Store()
     for name in dataset.files:
         store.add(raw / name)
-    wanted = [(corpus, part) for part in _SPLITS for corpus in CORPORA]
-    missing = [f"{corpus}/wayback_{part}_urls.txt" for corpus, part in wanted if (corpus, part) not in store.lists]
+    lists = [(corpus, part) for part in _SPLITS for corpus in CORPORA]
+    missing = [f"{corpus}/wayback_{part}_urls.txt" for corpus, part in lists if (corpus, part) not in store.lists]
     if missing:
-        raise UserError(f"{raw}: none of {', '.join(dataset.files)} holds {', '.join(missing)}; fetch them again")
+        raise UserError(f"{raw}: none of {', '.join(dataset.files)} has {', '.join(missing)}; fetch them again")
     units = {}
     for corpus in CORPORA:
         units[corpus], report[f"{corpus}: offsets"] = _unit(store, corpus)
@@ -70,13 +73,17 @@ def anonymised_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iter
         spans = parse_tokens(tokens)
         return anonymised_pair(story, spans, parse_entities(entities), unit=units[corpus], report=store.counts)
 
-    listed = [(_SPLITS[part], corpus, key) for corpus, part in wanted for key in store.lists[corpus, part]]
+    listed = [(_SPLITS[part], corpus, key) for corpus, part in lists for key in store.lists[corpus, part]]
     yield from _usable(store, listed, pair)
     report["stories"] = dict(store.counts)
 
 
 def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[tuple[str, Pair]]:
-    """(split, (article, summary)) of every usable story, as written, in the order of the lists beside the archives."""
+    """Yield (split, (article, summary)) of every usable story as written, in the order of the lists in ``raw``.
+
+    Raises:
+        UserError: an archive cannot be read, or too many stories are unusable.
+    """
     store = _Store()
     for name in dataset.files:
         if name not in _PLAIN_LISTS.values():
@@ -90,13 +97,20 @@ def plain_rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Iterator[
 
 
 def _usable(
-    store: "_Store", listed: Iterable[tuple[str, str, str]], pair: Callable[[str, str], Pair]
+    store: "_Store", listed: Sequence[tuple[str, str, str]], pair: Callable[[str, str], Pair]
 ) -> Iterator[tuple[str, Pair]]:
-    """The pairs that can be made of the listed stories; the others are counted, and too many of them refused."""
+    """Yield the pairs of the usable stories, count the others, and show the progress.
+
+    Args:
+        store: the stories, to whose counts this adds.
+        listed: split, collection and key of the stories.
+        pair: returns the article and summary of a story by its collection and key, or raises ``Unusable``.
+    """
     seen: set[str] = set()
     reasons: Counter[str] = Counter()
-    with closing(StatusLine()) as status:
+    with progress("rebuilding stories", len(listed), "stories") as advance:
         for split, corpus, key in listed:
+            advance(1)
             if key in seen:
                 store.counts["listed more than once"] += 1
                 continue
@@ -108,21 +122,24 @@ def _usable(
                 continue
             store.counts[f"{corpus}: stories in {split}"] += 1
             yield split, usable
-            status.update(f"{len(seen):,} stories")
     store.counts.update(reasons)
     if (unusable := reasons.total()) > MAX_UNUSABLE * len(seen):
         listing = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common())
         raise UserError(
             f"{unusable:,} of {len(seen):,} listed stories cannot be used, expected at most {MAX_UNUSABLE:.0%}: "
-            f"{listing}; see that the archives are whole and belong together"
+            f"{listing}; check that the archives are complete and belong together"
         )
 
 
 def _unit(store: "_Store", corpus: str) -> tuple[str, dict[str, Any]]:
-    """Return what the offsets of a corpus count, by which of the two fits its stories, and the evidence."""
+    """Determine from the stories of a collection whether their offsets count bytes or characters.
+
+    Returns:
+        the unit and, for the report, the evidence.
+    """
     evidence = Evidence()
     for key in (key for part in _SPLITS for key in store.lists[corpus, part]):
-        with suppress(Unusable):  # counted with its reason when it is its turn
+        with suppress(Unusable):  # ``_usable`` counts it
             evidence.add(store.text(corpus, "stories", key), parse_tokens(store.text(corpus, "tokens", key)))
         if evidence.stories == ENOUGH:
             break
@@ -135,7 +152,7 @@ def _unit(store: "_Store", corpus: str) -> tuple[str, dict[str, Any]]:
 
 
 def _keys(addresses: bytes) -> list[str]:
-    """The SHA-1 of every line."""
+    """Return the SHA-1 of every line."""
     return [
         hashlib.sha1(line.rstrip(b"\r"), usedforsecurity=False).hexdigest()
         for line in addresses.split(b"\n")
@@ -144,33 +161,32 @@ def _keys(addresses: bytes) -> list[str]:
 
 
 class _Store:
-    """The archives' small files."""
+    """The small files of the archives, in memory."""
 
     def __init__(self) -> None:
-        self.files: dict[tuple[str, str, str], bytes] = {}  # compressed, by corpus, kind and key
-        self.lists: dict[tuple[str, str], list[str]] = {}  # the keys of each collection's part of the split
+        self.files: dict[tuple[str, str, str], bytes] = {}  # compressed contents by collection, kind and key
+        self.lists: dict[tuple[str, str], list[str]] = {}  # keys of the stories by collection and split
         self.counts: Counter[str] = Counter()  # for the report
 
     def add(self, archive: Path) -> None:
-        """Take in an archive in one pass."""
-        found = 0
-        with closing(StatusLine()) as status:
-            for name, stream in iterate_members(archive, lambda name: bool(_MEMBER.fullmatch(name))):
+        """Read the files of an archive, and show the progress."""
+        count, size = 0, archive.stat().st_size if archive.is_file() else None
+        with progress(f"reading {archive.name}", size, "B") as advance:
+            for name, stream in iterate_members(archive, lambda name: bool(_MEMBER.fullmatch(name)), advance):
                 corpus, kind, key, listed = _MEMBER.fullmatch(name).groups()  # type: ignore[union-attr]
                 if listed:
                     self.lists[corpus, listed] = _keys(stream.read())
                     continue
                 self.files.setdefault((corpus, kind, key), zlib.compress(stream.read(), 1))
-                found += 1
-                status.update(f"{archive.name}: {found:,} files")
-        if not found:
-            raise UserError(f"{archive} holds no story and no offsets of CNN or the Daily Mail; fetch it again")
+                count += 1
+        if not count:
+            raise UserError(f"{archive} has no stories and no offsets of CNN or the Daily Mail; fetch it again")
 
     def text(self, corpus: str, kind: str, key: str) -> str:
-        """The text of a file.
+        """Return the content of a file.
 
         Raises:
-            Unusable: there is none, or it is not UTF-8.
+            Unusable: there is no such file, or it is not UTF-8.
         """
         if (data := self.files.get((corpus, kind, key))) is None:
             raise Unusable("listed, but not in the archive" if kind == "stories" else f"no file of {kind}")

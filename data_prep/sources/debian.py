@@ -1,4 +1,4 @@
-"""Package descriptions and their translations, from the machine's own apt or from files someone copied."""
+"""Package descriptions of Debian and their translations, from the machine's apt or from a folder of files."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TASKS = ("translation", "summarization", "language_modeling")
 
 
 def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
-    """Write ``Translation-<language>`` for the languages needed, several sources parted by an empty line."""
+    """Write ``Translation-<language>`` for the needed languages, with an empty line between several archives."""
     languages = _languages(dataset)
     if raw is None:
         return apt.fetch_translations(languages, out=out)
@@ -29,16 +29,16 @@ def fetch(dataset: Dataset, raw: Path | None, out: Path) -> dict[str, Any]:
 
 
 def rows(dataset: Dataset, raw: Path, report: dict[str, Any]) -> Rows:
-    """Return what the task makes of the descriptions; a translation's pairs all in train, still to be split."""
-    found = [_parse(raw, language, report) for language in _languages(dataset)]
+    """Yield the rows of the dataset's task. Those for translation are all in train; a step splits them."""
+    sides = [_parse(raw, language, report) for language in _languages(dataset)]
     if dataset.debian.task == "translation":
         paired: Counter[str] = Counter()
-        pairs = pair(found[0], found[1], report=paired)
+        pairs = pair(sides[0], sides[1], report=paired)
         report["paired"] = dict(paired)
-        yield from (("train", each) for each in pairs)
+        yield from (("train", row) for row in pairs)
         return
     percents = {key: getattr(dataset.debian, key) for key in ("valid_percent", "test_percent")}
-    in_splits = list(zip(split_by_group(found[0], **percents), found[0], strict=True))  # a family in one
+    in_splits = list(zip(split_by_group(sides[0], **percents), sides[0], strict=True))  # each family in one split
     yield from (_summaries if dataset.debian.task == "summarization" else _lines)(dataset.debian, in_splits, report)
 
 
@@ -54,7 +54,7 @@ def _summaries(options: Debian, in_splits: Sequence[tuple[str, Description]], re
 
 
 def _lines(options: Debian, in_splits: Sequence[tuple[str, Description]], report: dict[str, Any]) -> Rows:
-    """Every synopsis and paragraph once, in test before valid before train: short ones go round between families."""
+    """Yield every synopsis and paragraph once. Those of several families stay in test before valid before train."""
     seen: set[str] = set()
     counts: Counter[str] = Counter()
     for name in reversed(SPLITS):
@@ -71,7 +71,7 @@ def _lines(options: Debian, in_splits: Sequence[tuple[str, Description]], report
 
 
 def _languages(dataset: Dataset) -> tuple[str, ...]:
-    """The Translation files a dataset is made from."""
+    """Return the languages of the Translation files that a dataset needs."""
     task = dataset.debian.task
     require(dataset.file, task in TASKS, "debian.task", task, f"one of {', '.join(TASKS)}")
     return dataset.languages if task == "translation" else ("en",)
@@ -81,9 +81,9 @@ def _parse(raw: Path, language: str, report: dict[str, Any]) -> list[Description
     problems: Counter[str] = Counter()
     descriptions = parse(read_lines(raw / f"Translation-{language}"), language=language, problems=problems)
     if not descriptions:
-        why = ", ".join(f"{count} times: {reason}" for reason, count in problems.items()) or "the file is empty"
+        reasons = ", ".join(f"{count} times: {reason}" for reason, count in problems.items()) or "the file is empty"
         raise UserError(
-            f"{raw / f'Translation-{language}'} holds no description in {language!r} ({why}); "
+            f"{raw / f'Translation-{language}'} has no description in {language!r} ({reasons}); "
             "give a Translation file of the Debian archive"
         )
     report[language] = {"descriptions": len(descriptions), "left out": dict(problems)}
@@ -91,11 +91,11 @@ def _parse(raw: Path, language: str, report: dict[str, Any]) -> list[Description
 
 
 def _find(raw: Path, language: str) -> Path:
-    """The file for a language, as it is in dists/*/main/i18n/ of an archive, compressed or not."""
+    """Return the file for a language, compressed or not, under its name in dists/*/main/i18n/ of an archive."""
     names = [f"Translation-{language}{suffix}" for suffix in ("", *OPENERS)]
-    if (found := next((raw / name for name in names if (raw / name).is_file()), None)) is None:
+    if (path := next((raw / name for name in names if (raw / name).is_file()), None)) is None:
         raise UserError(
             f"{raw} has none of {', '.join(names)}; copy one from dists/*/main/i18n/ of a Debian archive, or run this "
-            "command where there is apt"
+            "command on a machine with apt"
         )
-    return found
+    return path

@@ -1,8 +1,8 @@
-"""From a dataset's raw files to prepared text, in passes over it that its YAML's steps make (plan.py, engine.py).
+"""Passes over the text of a dataset: from its raw files to prepared text.
 
-Between two passes a split is a file a language (corpus.py), or several one after the other where it comes from several
-sources. Steps that look at one line or one pair at a time are fused and run on all cores (engine.py); the others see
-all of the text (filter.py, learn.py). A pass reads and writes some lines at a time, so memory does not grow with the
-corpus, but for two things: 100 bytes a line while duplicates are looked for, and the word types while BPE is learnt. A
-pass is complete or is made anew, whatever interrupts a run.
+plan.py arranges the steps of a YAML in passes, and engine.py runs them. Between two passes, each side of a split is a
+file, or one file for each source (corpus.py). Steps on single lines or pairs are combined into one pass, which all
+workers share (engine.py); the others see the whole corpus (filter.py, learn.py). A pass reads and writes blocks of
+lines, so memory does not grow with the corpus, with two exceptions: 100 bytes per line to find duplicates, and the
+distinct words to learn BPE. An interrupted pass starts again.
 """

@@ -1,13 +1,11 @@
-"""The text between two passes, a file a language for each split; and a pass over it, in worker processes.
+"""The text between two passes, with a file for each split and language, and the tools of a pass over it.
 
-Lines are UTF-8 and end with LF, which is the only thing that ends a line: carriage returns and the like inside a line
-stay there.
+Lines are UTF-8. Only LF ends a line: carriage returns and other line separators stay inside it.
 """
 
 import multiprocessing
 import os
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,28 +19,28 @@ from typing import IO, Any, TypeVar
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import open_own
 from data_prep.common.process import end_with_parent
-from data_prep.common.terminal import StatusLine, clock
+from data_prep.common.progress import progress
 from data_prep.dataset import Step
 
 Line = TypeVar("Line", str, bytes)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Block = tuple[bytes, ...]  # some lines of a split: the same number of whole lines for each language
+Block = tuple[bytes, ...]  # consecutive lines of a split: the same number of whole lines for each language
 
 CHUNK = 2_000  # lines of a block
-_AHEAD = 3  # tasks a worker that are in memory
+_AHEAD = 3  # tasks per worker that are in memory
 
 
 @dataclass
 class Text:
-    """Everything that is known between two passes."""
+    """The state of the text between two passes."""
 
-    lines: dict[str, int] = field(default_factory=dict)  # by split
+    lines: dict[str, int] = field(default_factory=dict)  # numbers of lines by split
     files: dict[str, list[str]] = field(default_factory=dict)
-    """By ``<split>.<language>``, relative to the work folder; one after the other they are the split."""
+    """Paths by ``<split>.<language>``, relative to the work folder; concatenated, the files are the split."""
     log: list[dict[str, Any]] = field(default_factory=list)
-    """For each step and split of the last pass: lines in and out, and how many were dropped why."""
-    report: dict[str, Any] = field(default_factory=dict)  # findings of the source on the way (the first pass)
+    """For each step and split of the last pass: lines in and out, and the dropped lines by reason."""
+    report: dict[str, Any] = field(default_factory=dict)  # the source's remarks on the raw text (first pass only)
 
     def __str__(self) -> str:
         return ", ".join(f"{split} {lines:,}" for split, lines in self.lines.items())
@@ -50,16 +48,16 @@ class Text:
 
 def _start_worker(parent: int) -> None:
     end_with_parent(parent, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interruption means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interruption
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Pool:
-    """``workers`` processes; with one, the work is done in this process. To be used in a ``with`` block."""
+    """``workers`` processes, for use in a ``with`` block. With one worker, this process does the work itself."""
 
     def __init__(self, workers: int) -> None:
-        self._status, self.workers = StatusLine(), workers
-        # fork: workers start in milliseconds and have the modules; nothing here has threads at this point
+        self.workers = workers
+        # fork: workers start in milliseconds with all modules; this process has no threads when they start
         context = multiprocessing.get_context("fork")
         self._executor = ProcessPoolExecutor(workers, context, _start_worker, (os.getpid(),)) if workers > 1 else None
 
@@ -67,20 +65,19 @@ class Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.close()
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        self._status.line(text)
-
-    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task], *, what: str) -> Iterator[Result]:
-        """Yield the results in the order of the tasks, of which few are in memory at a time.
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task], *, title: str) -> Iterator[Result]:
+        """Yield the results in the order of the tasks. Only a few tasks are in memory at a time.
 
         Args:
-            function: what to do with a task, in a worker; importable by name, or a ``partial`` of such a function.
-            what: the step, for the error message.
+            function: turns a task into a result, in a worker; importable by name, or a ``partial`` of such a function.
+            tasks: its arguments.
+            title: the name of the work, for the error message.
+
+        Raises:
+            UserError: a worker was killed, most often because memory ran out.
         """
         if self._executor is None:
             yield from map(function, tasks)
@@ -95,39 +92,25 @@ class Pool:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
             raise UserError(
-                f"{what}: a worker process was killed, most often because memory ran out; give fewer --workers (now "
-                f"{self.workers}) and run the same command again, it goes on from the last complete step"
+                f"{title}: a worker process was killed, most often because memory ran out; give fewer --workers (now "
+                f"{self.workers}) and run the same command again, it resumes after the last complete step"
             ) from error
-
-    def progress(self, what: str, lines: int | None = None) -> Callable[[int], None]:
-        """A function to be told that so many lines more are done, which it shows."""
-        start, done = time.monotonic(), 0
-
-        def update(more: int) -> None:
-            nonlocal done
-            done += more
-            rate = done / (time.monotonic() - start)
-            of = "" if lines is None else f" of {lines:,}"
-            left = "" if lines is None else f", {clock((lines - done) / rate)} left"
-            self._status.update(f"{what}: {done:,}{of} lines, {rate:,.0f} a second{left}")
-
-        return update
 
 
 class Context:
-    """A pass: the text before it, its tools, and the splits that it writes, to files that ``stack`` closes."""
+    """A pass: the text that it reads, the splits that it writes, and its workers. ``stack`` closes its files."""
 
     def __init__(
         self, text: Text, work: Path, folder: str, languages: Sequence[str], pool: Pool, stack: ExitStack
     ) -> None:
         self.text, self.work, self.folder, self.languages, self.pool = text, work, folder, languages, pool
-        self.lines: dict[str, int] = {}  # of the splits written so far
-        self.files: dict[str, list[str]] = {}  # as ``Text`` has them
+        self.lines: dict[str, int] = {}  # as in ``Text``, for the splits that it has written
+        self.files: dict[str, list[str]] = {}
         self._stack = stack
         self._open: dict[str, list[IO[bytes]]] = {}
 
     def write(self, split: str, block: Sequence[bytes] = (), lines: int = 0) -> None:
-        """Append so many lines of each language to a split; none, to have it though it may stay empty."""
+        """Append a block of ``lines`` lines to a split. Without a block, this makes the split, which may stay empty."""
         if split not in self._open:
             names = [f"{split}.{language}" for language in self.languages]
             self.files |= {name: [f"{self.folder}/{name}"] for name in names}
@@ -137,11 +120,15 @@ class Context:
             file.write(part)
         self.lines[split] = self.lines.get(split, 0) + lines
 
-    def blocks(
-        self, split: str, what: str, *, languages: Sequence[str] = (), lines: int | None = None
-    ) -> Iterator[Block]:
-        """Yield a split ``lines`` at a time (CHUNK), and show the progress under the name ``what``."""
-        progress = self.pool.progress(what, self.text.lines[split])
+    def blocks(self, split: str, title: str, *, languages: Sequence[str] = (), lines: int = CHUNK) -> Iterator[Block]:
+        """Yield the lines of a split in blocks of ``lines``, and show the progress.
+
+        Args:
+            split: the split.
+            title: the name of the work, for the progress.
+            languages: the languages to read; all by default.
+            lines: the number of lines of a block.
+        """
 
         def lines_of(language: str) -> Iterator[bytes]:
             for file in self.text.files[f"{split}.{language}"]:
@@ -149,32 +136,38 @@ class Context:
                     yield from f
 
         sides = [lines_of(language) for language in languages or self.languages]
-        while first := list(islice(sides[0], lines or CHUNK)):
-            others = (b"".join(islice(side, len(first))) for side in sides[1:])
-            yield (b"".join(first), *others)
-            progress(len(first))
+        with progress(title, self.text.lines[split]) as advance:
+            while first := list(islice(sides[0], lines)):
+                rest = (b"".join(islice(side, len(first))) for side in sides[1:])
+                yield (b"".join(first), *rest)
+                advance(len(first))
 
-    def route(self, split: str, what: str, choose: Callable[[list[list[bytes]]], list[str | None]]) -> None:
-        """Write each row to the split that ``choose`` names for it; None drops it.
+    def route(self, split: str, title: str, choose: Callable[[list[list[bytes]]], list[str | None]]) -> None:
+        """Distribute the rows of a split over splits.
 
-        ``choose`` is given some rows at a time, as a list of lines for each language, in order.
+        Args:
+            split: the split to read, which exists afterwards even if it is empty.
+            title: the name of the work, for the progress.
+            choose: takes some rows, in order, as a list of lines for each language; returns the new split of each row,
+                or None to drop it.
         """
         self.write(split)
-        for block in self.blocks(split, what):
+        for block in self.blocks(split, title):
             chosen = choose(columns := columns_of(block))
             for name in dict.fromkeys(filter(None, chosen)):
-                rows = select(columns, [each == name for each in chosen])
+                rows = select(columns, [split_of_row == name for split_of_row in chosen])
                 self.write(name, [b"\n".join(side) + b"\n" for side in rows], len(rows[0]))
 
 
 Log = list[dict[str, Any]]
 WholeStep = Callable[[Context, Step], Log]
-"""A step that sees the whole corpus: it takes the pass and itself, writes what changes, and returns its log."""
+"""A step on the whole corpus: it takes the pass and its own parameters, writes the splits that it changes, and returns
+its log."""
 
 
 @contextmanager
 def open_synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of a pass for writing; at the end of the block it is on the disk."""
+    """Open a file of a pass for writing; when the block ends, its content is on the disk."""
     with open_own(path, "wb") as f:
         yield f
         f.flush()
@@ -182,10 +175,10 @@ def open_synced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def columns_of(block: Block) -> list[list[bytes]]:
-    """The lines of a block without their LF, for each language."""
+    """Split a block into lines without LF, for each language."""
     return [side.removesuffix(b"\n").split(b"\n") for side in block]
 
 
 def select(columns: Sequence[Sequence[Line]], keep: Sequence[bool]) -> list[list[Line]]:
-    """Of each language's lines, those that are kept."""
-    return [[line for line, stays in zip(column, keep, strict=True) if stays] for column in columns]
+    """Return the rows for which ``keep`` is true, as a list of lines for each language."""
+    return [[line for line, is_kept in zip(column, keep, strict=True) if is_kept] for column in columns]

@@ -1,4 +1,4 @@
-"""Steps that choose lines of the whole corpus: hold some out, split by a hash, drop duplicates, save them raw."""
+"""Steps on the whole corpus that choose lines: hold_out, split_by_hash, deduplicate, save_raw."""
 
 import hashlib
 from collections import Counter
@@ -13,19 +13,19 @@ from data_prep.text.clean import normalise_space
 from data_prep.text.split import split_of
 
 RAW = "raw"
-RAW_PREFIX = "raw_"  # of splits whose untokenised text comes as it is: ``raw_test`` is for ``raw/test.<language>``
+RAW_PREFIX = "raw_"  # of splits whose untokenised text is in the archives: ``raw_test`` becomes ``raw/test.<language>``
 
 
 def hold_out(*, into: str, every: int) -> WholeStep:
-    """Move lines ``every``, 2 * ``every``, ... of a split (counted from 1, over all its sources) to the split ``into``.
+    """Move lines ``every``, 2 * ``every``, ... of a split to the split ``into``.
 
-    As awk's ``NR % every == 0`` does in the published scripts.
+    Lines are counted from 1, over all sources of the split, as by awk's ``NR % every == 0`` in the published scripts.
     """
 
     def run(context: Context, step: Step) -> Log:
         (split,) = step.splits
         if into in context.text.lines:
-            raise UserError(f"{step.name}: the split {into} is there already; give `into` another name")
+            raise UserError(f"{step.name}: the split {into} exists already; give `into` another name")
         numbers, lines = count(1), context.text.lines[split]
         context.route(
             split,
@@ -40,9 +40,10 @@ def hold_out(*, into: str, every: int) -> WholeStep:
 def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeStep:
     """Split ``train`` into train, valid and test by the MD5 of each pair's lower-cased line of the language ``by``.
 
-    No sentence, whatever its case, is in two splits: the hash sees to that for one side. Of the other side, where two
-    sentences share a translation, the pair stays in test before valid before train. Memory: about 100 bytes for each
-    line of valid and test. Where the text came with valid and test sets of its own, nothing happens.
+    No sentence is in two splits, in either language and whatever its case. In the language ``by``, the hash ensures
+    that. In the other language, of pairs that share a line but are in different splits, those in test stay, and those
+    in train are dropped before those in valid. Memory: about 100 bytes for each line of valid and test. If the text has
+    valid and test sets already, the step does nothing.
     """
     split_by = partial(split_of, valid_percent=valid_percent, test_percent=test_percent)
 
@@ -55,19 +56,19 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeSte
 
         def choose(columns: list[list[bytes]]) -> list[str | None]:
             chosen: list[str | None] = [split_by(line.decode()) for line in columns[side]]
-            for place, line in enumerate(columns[1 - side] if len(columns) > 1 else ()):
-                split, key = chosen[place], _key(line.decode().lower().encode())
+            for index, line in enumerate(columns[1 - side] if len(columns) > 1 else ()):
+                split, key = chosen[index], _key(line.decode().lower().encode())
                 if split != "test" and (key in held_out["test"] or (split == "train" and key in held_out["valid"])):
-                    chosen[place] = None
+                    chosen[index] = None
                     dropped[f"{split}: its translation is in another split"] += 1
             return chosen
 
         if len(context.languages) > 1:
             for block in context.blocks("train", step.name):
                 columns = columns_of(block)
-                for line, other in zip(columns[side], columns[1 - side], strict=True):
+                for line, translation in zip(columns[side], columns[1 - side], strict=True):
                     if (split := split_by(line.decode())) != "train":
-                        held_out[split].add(_key(other.decode().lower().encode()))
+                        held_out[split].add(_key(translation.decode().lower().encode()))
         for split in SPLITS:
             context.write(split)
         context.route("train", step.name, choose)
@@ -79,9 +80,10 @@ def split_by_hash(*, by: str, valid_percent: int, test_percent: int) -> WholeSte
 
 
 def deduplicate(context: Context, step: Step) -> Log:
-    """Drop all but the first of equal pairs within each split; order stays.
+    """Keep only the first of equal pairs within each split, in order.
 
-    Pairs with one 128-bit hash are one pair: that two different ones meet is as likely as one in 10^23 for 40 million.
+    Pairs are compared by a 128-bit hash. For 40 million pairs, the probability that any two different pairs have the
+    same hash is about 10^-23.
     """
     log = []
     for split in step.splits or tuple(context.text.lines):
@@ -90,15 +92,15 @@ def deduplicate(context: Context, step: Step) -> Log:
         def choose(columns: list[list[bytes]], split: str = split, seen: set[bytes] = seen) -> list[str | None]:
             chosen: list[str | None] = []
             for row in zip(*columns, strict=True):
-                before = len(seen)
+                number = len(seen)
                 seen.add(_key(b"\n".join(row)))
-                chosen.append(split if len(seen) > before else None)
+                chosen.append(split if len(seen) > number else None)
             return chosen
 
         context.route(split, f"{step.name} {split}", choose)
-        lines, left = context.text.lines[split], context.lines[split]
-        dropped = {"duplicate": lines - left} if left < lines else {}
-        log.append({"step": step.name, "split": split, "in": lines, "out": left, "dropped": dropped})
+        lines_in, lines_out = context.text.lines[split], context.lines[split]
+        dropped = {"duplicate": lines_in - lines_out} if lines_out < lines_in else {}
+        log.append({"step": step.name, "split": split, "in": lines_in, "out": lines_out, "dropped": dropped})
     return log
 
 
@@ -107,17 +109,18 @@ def _key(data: bytes) -> bytes:
 
 
 def save_raw(context: Context, step: Step) -> Log:
-    """Copy splits (none named: valid and test) to ``raw/<split>.<language>`` of what preparation writes.
+    """Copy splits, valid and test by default, to ``raw/<split>.<language>`` in the prepared folder: the references.
 
-    Spaces of all kinds become single plain ones, and nothing else changes: what an SGM file writes ``&amp;`` stays so.
-    That is what sacreBLEU makes of the published test sets; its tokeniser 13a undoes it on both sides.
+    Sequences of spaces of all kinds become one plain space. Nothing else changes: ``&amp;`` of an SGM file stays, as in
+    sacreBLEU's copies of the published test sets; sacreBLEU's tokeniser 13a replaces it on both sides.
 
-    No later step may drop lines of them, or line n would no longer be line n; that is checked at the end.
+    No later step may drop lines of these splits, since references and text must stay aligned; ``Engine.finish`` checks
+    that.
     """
     log = []
     for split in step.splits or ("valid", "test"):
         if split not in context.text.lines:
-            raise UserError(f"{step.name}: there are no lines of {split}; give more text, or {split} itself")
+            raise UserError(f"{step.name}: the split {split} does not exist; give more text, or {split} itself")
         for language in context.languages:
             with open_own(context.work / RAW / f"{split}.{language}", "wb") as f:
                 for block in context.blocks(split, step.name, languages=(language,)):
@@ -128,11 +131,11 @@ def save_raw(context: Context, step: Step) -> Log:
 
 
 def held_out_in_train(context: Context) -> dict[str, dict[str, int]]:
-    """Count the lines of valid and test that stand in train, too, whatever their case and spaces; not empty lines.
+    """Count the lines of valid and test that also occur in train. Case and spaces are ignored, as are empty lines.
 
     Returns:
-        for each of these splits that has such lines, their number by language; and that of whole ``pairs``, if there
-        are two languages.
+        for each of these splits that has such lines, their number by language and, if there are two languages, the
+        number of ``pairs``.
     """
     if "train" not in context.text.lines:
         return {}
@@ -143,17 +146,17 @@ def held_out_in_train(context: Context) -> dict[str, dict[str, int]]:
     if held_out:
         title = "comparing with valid and test"
         keys_of = partial(_keys_among, held_out=held_out)
-        in_train.update(*context.pool.map(keys_of, context.blocks("train", title), what=title))
+        in_train.update(*context.pool.map(keys_of, context.blocks("train", title), title=title))
     names = [*context.languages, "pairs"] if len(context.languages) > 1 else context.languages
     counts = {
-        split: {name: sum(row[place] in in_train for row in keys) for place, name in enumerate(names)}
+        split: {name: sum(row[column] in in_train for row in keys) for column, name in enumerate(names)}
         for split, keys in rows.items()
     }
     return {split: numbers for split, numbers in counts.items() if any(numbers.values())}
 
 
 def _row_keys(block: Block) -> list[list[bytes]]:
-    """The keys of each row: one of its line in each language, and one of all together; ``b""`` for an empty line."""
+    """Return the keys of each row: one for each language's line and one for the pair; ``b""`` for an empty line."""
     columns = [[normalise_space(line.decode()).lower() for line in column] for column in columns_of(block)]
     return [
         [

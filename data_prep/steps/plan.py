@@ -1,4 +1,4 @@
-"""The steps that a dataset's YAML may name, and the passes that they make, every mistake found before work begins."""
+"""The steps that a dataset's YAML may name, their checks, and their arrangement in passes over the text."""
 
 import inspect
 from collections.abc import Callable
@@ -16,14 +16,16 @@ LINE, PAIR, WHOLE = "line", "pair", "whole"
 
 
 class Registered(NamedTuple):
-    """A step. ``make`` makes its function from the parameters the YAML gives, and refuses what these cannot be."""
+    """A step by its name in a YAML."""
 
     kind: str
-    """``line``: str -> str; ``pair``: (str, str) -> why it is dropped, or None; ``whole``: ``corpus.WholeStep``."""
+    """The kind of its function: ``line``, from str to str; ``pair``, from a pair of str to the reason for dropping it
+    or None; ``whole``, a ``corpus.WholeStep``."""
     make: Callable[..., Any]
+    """Returns the function for the parameters in the YAML; raises a UserError for a wrong value."""
 
     def build(self, language: str | None, parameters: dict[str, Any]) -> Callable[..., Any]:
-        """The function for a language (of a line) or for pairs."""
+        """Return the step's function. ``language`` is that of the lines, for a step on lines."""
         if "language" in inspect.signature(self.make).parameters:
             return self.make(language=language, **parameters)
         return self.make(**parameters)
@@ -51,30 +53,38 @@ STEPS: dict[str, Registered] = {
     "sentencepiece": Registered(WHOLE, learn.learn_sentencepiece),
 }
 _NAMED = sorted(STEPS)
-STEPS |= {  # parts of others, which have no name in a YAML
+STEPS |= {  # parts of other steps, which a YAML cannot name
     "squeeze": Registered(LINE, lambda: moses.clean_line),
     learn.APPLY_SENTENCEPIECE: Registered(LINE, sentencepiece.encoder),
 }
 
 
 class Pass(NamedTuple):
-    """One pass: line-wise steps fused, or one step of the whole corpus."""
+    """One pass over the text: some line-wise steps, or one step on the whole corpus."""
 
     folder: str
     steps: tuple[Step, ...]
 
     @property
     def whole(self) -> bool:
-        """Return True of a step of the whole corpus."""
+        """True for a step on the whole corpus."""
         return STEPS[self.steps[0].name].kind == WHOLE
 
 
 def plan(dataset: Dataset, work: Path) -> list[Pass]:
-    """The passes, in order."""
+    """Arrange a dataset's steps in passes.
+
+    Args:
+        dataset: the dataset.
+        work: the folder where steps write files that other steps read.
+
+    Raises:
+        UserError: a step has a wrong name, parameter, split or language.
+    """
     steps: list[Step] = []
-    for place, step in enumerate(dataset.steps):
-        _check_step(f"{dataset.file}: steps[{place}]", step, dataset)
-        if step.name == "clean_corpus":  # it changes text, too: one space between tokens, and no |
+    for index, step in enumerate(dataset.steps):
+        _check_step(f"{dataset.file}: steps[{index}]", step, dataset)
+        if step.name == "clean_corpus":  # Moses's cleaner also changes lines: one space between tokens, and no |
             steps.append(Step(name="squeeze", splits=step.splits))
         steps.append(step)
         if step.name in learn.LEARNT:
@@ -84,19 +94,20 @@ def plan(dataset: Dataset, work: Path) -> list[Pass]:
         if not groups or WHOLE in (STEPS[step.name].kind, STEPS[groups[-1][0].name].kind):
             groups.append([])
         groups[-1].append(step)
-    return [Pass(f"{place:02}-{group[0].name}", tuple(group)) for place, group in enumerate(groups, 1)]
+    return [Pass(f"{number:02}-{group[0].name}", tuple(group)) for number, group in enumerate(groups, 1)]
 
 
 def _check_step(key: str, step: Step, dataset: Dataset) -> None:
     if step.name not in _NAMED:
         raise UserError(f"{key}: unknown step {step.name}; expected one of {', '.join(_NAMED)}")
     registered = STEPS[step.name]
-    # a language is that of the lines, not of the YAML
-    takes = {k: p for k, p in inspect.signature(registered.make).parameters.items() if k != "language"}
-    needed = [name for name, parameter in takes.items() if parameter.default is inspect.Parameter.empty]
-    check_fields(key, step.parameters, {name: each.annotation for name, each in takes.items()}, needed, f"{step.name}.")
-    made = {each.parameters["into"] for each in dataset.steps if "into" in each.parameters}
-    splits = {*dataset.splits, *SPLITS, *made}
+    # the engine supplies ``language``, not the YAML
+    accepted = {k: p for k, p in inspect.signature(registered.make).parameters.items() if k != "language"}
+    needed = [name for name, parameter in accepted.items() if parameter.default is inspect.Parameter.empty]
+    types = {name: parameter.annotation for name, parameter in accepted.items()}
+    check_fields(key, step.parameters, types, needed, f"{step.name}.")
+    new_splits = {entry.parameters["into"] for entry in dataset.steps if "into" in entry.parameters}
+    splits = {*dataset.splits, *SPLITS, *new_splits}
     for split in step.splits:
         require(key, split in splits, f"{step.name}.splits", split, f"some of {', '.join(sorted(splits))}")
     if step.languages and registered.kind != LINE:
@@ -105,9 +116,9 @@ def _check_step(key: str, step: Step, dataset: Dataset) -> None:
         raise UserError(f"{key}: {step.name} compares two languages, and {dataset.name} has one")
     by = step.parameters.get("by", dataset.source)
     require(key, by in dataset.languages, f"{step.name}.by", by, f"one of {', '.join(dataset.languages)}")
-    one = step.name != "hold_out" or len(step.splits) == 1
-    require(key, one, "hold_out.splits", list(step.splits), "the one split it takes lines from")
-    try:  # a wrong value, or a package that is missing: now, not after a night of fetching
+    is_complete = step.name != "hold_out" or len(step.splits) == 1
+    require(key, is_complete, "hold_out.splits", list(step.splits), "the one split to take lines from")
+    try:  # raises errors about values and missing packages now instead of after a night of downloads
         for language in step.languages or dataset.languages:
             registered.build(language, step.parameters)
     except UserError as error:

@@ -1,1 +1,1 @@
-"""Pure functions on text, one step of preparation a module; none reads a file or starts a process of its own accord."""
+"""Functions on text, one step of preparation per module. They read only tables and models, and start no processes."""

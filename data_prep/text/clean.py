@@ -1,4 +1,4 @@
-"""Clean text and its spaces, count words, cut long lines, and drop pairs that teach nothing: empty, long or uneven."""
+"""Clean text and its spaces, count words, cut long lines, and drop pairs: empty, too long, or of uneven lengths."""
 
 import math
 import re
@@ -14,11 +14,11 @@ _WIDE_MARKS = "\u3000-\u303f\uff00-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65
 
 
 class _Unspaced(NamedTuple):
-    """Patterns of one character of scripts without spaces between words."""
+    """Patterns of single characters in scripts without spaces between words."""
 
-    quick: re.Pattern[str]  # of all that may be one of their letters
-    letters: dict[int, re.Pattern[str]]  # by how many are counted as a word
-    signs: re.Pattern[str]  # what stands between their letters
+    quick: re.Pattern[str]  # matches at least all their letters, and is fast
+    letters: dict[int, re.Pattern[str]]  # by the number of letters that count as a word
+    signs: re.Pattern[str]  # punctuation
 
 
 @cache
@@ -31,28 +31,28 @@ def _unspaced() -> _Unspaced:
 
 
 def count_words(line: str) -> int:
-    """Return how many words a line has: what spaces split, and in scripts without spaces an estimate by its letters."""
+    """Count the words of a line: between spaces, and in scripts without spaces estimated by the number of letters."""
     if line.isascii() or not (unspaced := _unspaced()).quick.search(line):
         return len(line.split())
     words = 0.0
-    for letters_a_word, letters in unspaced.letters.items():
+    for letters_per_word, letters in unspaced.letters.items():
         line, count = letters.subn(" ", line)
-        words += count / letters_a_word
+        words += count / letters_per_word
     if words:
         line = unspaced.signs.sub(" ", line)
     return len(line.split()) + math.ceil(words)
 
 
 CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
-"""Control characters but the tab; line and paragraph separators. Joiners, marks of direction and soft hyphens are none
-of these: scripts and emoji are written with them."""
+"""Control characters except the tab, and line and paragraph separators. Without joiners, marks of direction and soft
+hyphens, which scripts and emoji need."""
 
 
 def clean_text(line: str) -> str:
-    """Text as people see it, without characters that would break its lines or join its words unseen.
+    """Replace invisible characters that tools would treat as line ends or parts of words.
 
-    Control characters become spaces, and so do zero width spaces; but these go beside letters of scripts without spaces
-    between words, where they mark the ends of words and nobody sees a space (Khmer, Thai, Burmese).
+    Control characters and zero width spaces become spaces. In scripts without spaces between words (Khmer, Thai,
+    Burmese), zero width spaces mark the ends of words, and are dropped.
     """
     if line.isprintable():
         return line
@@ -60,10 +60,10 @@ def clean_text(line: str) -> str:
 
 
 def normalise_space(line: str) -> str:
-    """One plain space between words, none around them.
+    """Put one plain space between words, and none around them.
 
-    Unicode knows a dozen spaces and line separators (U+0085, U+2028); tools disagree on which of them end a line, so
-    none may reach a file of which line n must match line n of another.
+    Unicode has a dozen spaces and line separators (U+0085, U+2028), and tools disagree on which of them end a line.
+    Without them, line n of one file stays aligned with line n of another.
     """
     return " ".join(line.split())
 
@@ -71,8 +71,10 @@ def normalise_space(line: str) -> str:
 def pair_filter(
     *, min_words: int = 1, max_words: int = 100, max_ratio: float = 2.5
 ) -> Callable[[str, str], str | None]:
-    """Return why a pair is dropped, if it has not ``min_words`` to ``max_words`` words a side and a length ratio below
-    ``max_ratio``; words as ``count_words`` counts them.
+    """Return a function that returns the reason for dropping a pair, or None to keep it.
+
+    It keeps pairs with ``min_words`` to ``max_words`` words on each side, as ``count_words`` counts them, and a ratio
+    of the longer to the shorter side below ``max_ratio``.
     """
     if not (0 < min_words <= max_words and max_ratio > 1):
         raise UserError(
@@ -96,12 +98,12 @@ def pair_filter(
 
 
 def straighten_apostrophes(line: str) -> str:
-    """Write ``’`` as ``'``, as the published recipes do with test sets, which they do not normalise otherwise."""
+    """Replace ``’`` by ``'``, the only normalisation of test sets in the published recipes."""
     return line.replace("’", "'")
 
 
 def truncater(*, tokens: int) -> Callable[[str], str]:
-    """The first ``tokens`` tokens of a tokenised line: 400 of a news article in the paper (section 6.4)."""
+    """Return a function that keeps the first ``tokens`` tokens of a line: 400 per article in the paper (6.4)."""
     if tokens < 1:
         raise UserError(f"truncate: tokens: got {tokens}, expected a number above 0")
     return lambda line: " ".join(line.split(" ")[:tokens])

@@ -1,6 +1,6 @@
 """Stories of CNN and the Daily Mail, with entities anonymised or as written.
 
-A story is the article's paragraphs and then its highlights, which together are the summary::
+A story has the article's paragraphs and then its highlights, which together are the summary::
 
     (CNN) -- A first paragraph.
 
@@ -14,9 +14,9 @@ A story is the article's paragraphs and then its highlights, which together are 
 
     The second one
 
-For the anonymised corpus (Hermann et al. 2015, "Teaching Machines to Read and Comprehend") two files go with a story:
-where its tokens are (``start,length;...``, the last character being number start + length) and which of them are
-entities (``entity,first token,last token;...``, both inclusive, numbered from 0 and by document).
+In the anonymised corpus (Hermann et al. 2015, "Teaching Machines to Read and Comprehend"), two files belong to a story:
+the positions of its tokens (``start,length;...``, where start + length is the index of the last character), and its
+entities (``entity,first token,last token;...``, both inclusive, counted from 0 in each story).
 """
 
 from collections import Counter
@@ -26,19 +26,19 @@ from dataclasses import dataclass, field
 from data_prep.common.errors import UserError
 
 Pair = tuple[str, str]
-Span = tuple[int, int]  # first character, and the one after the last
+Span = tuple[int, int]  # index of the first character, and of the one after the last
 
 SEPARATOR = "\N{PILCROW SIGN}"
-"""Stands between the sentences of a summary, which ROUGE-L counts one by one; one in the text itself is left out.
+"""Separates the sentences of a summary, which ROUGE-L compares one by one. It is dropped from the text itself.
 
-A single character that is no letter comes through tokenisers and BPE as a token of its own.
+As a single character that is not a letter, it is one token after tokenisation and BPE.
 """
 
 UNITS = ("bytes", "characters")
 TOLERANCE = 0.02
-"""Share of tokens that may lie oddly where offsets are read as they were meant: tokenisers drop control characters.
+"""Largest share of misplaced tokens if offsets are read in the right unit; tokenisers drop control characters.
 
-Read otherwise, about every second token after the first letter with an accent begins or ends beside its word.
+In the wrong unit, about every second token after the first letter with an accent is misplaced.
 """
 
 _HIGHLIGHT = "@highlight"
@@ -46,14 +46,14 @@ _ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")
 
 
 class Unusable(ValueError):
-    """A story that cannot be used; the message is the reason, the same for all stories of the kind."""
+    """A story cannot be used. The message is the reason, by which stories are counted."""
 
 
 def parse_tokens(text: str) -> list[Span]:
-    """The tokens' places in order, in the unit of the file.
+    """Read the positions of tokens from the content of a file; returns them in order, in the unit of the file.
 
     Raises:
-        Unusable: it is not a list of places.
+        Unusable: the file has another format.
     """
     spans = sorted((start, start + length + 1) for start, length in _numbers(text, 2, "tokens"))
     if not spans:
@@ -62,48 +62,54 @@ def parse_tokens(text: str) -> list[Span]:
 
 
 def parse_entities(text: str) -> list[tuple[int, int, int]]:
-    """(entity, first token, last token), in order of the tokens.
+    """Read entities from the content of a file; returns (entity, first token, last token), in order of the tokens.
 
     Raises:
-        Unusable: it is not a list of entities.
+        Unusable: the file has another format.
     """
     return sorted(
         ((entity, first, last) for entity, first, last in _numbers(text, 3, "entities")), key=lambda item: item[1:]
     )
 
 
-def _numbers(text: str, count: int, what: str) -> list[list[int]]:
+def _numbers(text: str, count: int, kind: str) -> list[list[int]]:
     try:
         rows = [[int(number) for number in row.split(",")] for row in text.strip().split(";") if row]
     except ValueError as error:
-        raise Unusable(f"broken file of {what}") from error
+        raise Unusable(f"broken file of {kind}") from error
     if any(len(row) != count or min(row) < 0 for row in rows):
-        raise Unusable(f"broken file of {what}")
+        raise Unusable(f"broken file of {kind}")
     return rows
 
 
 def tokens_at(story: str, spans: Sequence[Span], *, unit: str) -> tuple[list[str], int]:
-    """The tokens at the places, and how many of them cannot be where they are said to be.
+    """Cut a story into tokens.
 
-    The latter are those outside the text or overlapping the one before, those that cut a character or begin or end with
-    a space, and those after text that no token covers. What cuts a character or is outside is an empty token: entities
-    count tokens.
+    Args:
+        story: the text.
+        spans: the positions of the tokens.
+        unit: the unit of the positions, one of ``UNITS``.
+
+    Returns:
+        the tokens, with an empty one for a position outside the text or inside a character, since entities are given by
+        numbers of tokens; and the number of misplaced tokens. These are outside the text, overlap the token to their
+        left, cut a character, start or end with a space, or come after text that is in no token.
     """
-    piece, size = _pieces(story, unit)
+    text_between, size = _slices(story, unit)
     tokens: list[str] = []
-    misplaced, done = 0, 0
+    misplaced, covered = 0, 0
     for start, end in spans:
-        token, before = piece(start, end), piece(done, start)
+        token, gap = text_between(start, end), text_between(covered, start)
         tokens.append(token or "")
-        whole = token and token.strip() == token and before is not None and not before.strip()
-        misplaced += not (whole and done <= start < end <= size)
-        done = max(done, end)
-    rest = piece(done, size)
+        is_word = token and token.strip() == token and gap is not None and not gap.strip()
+        misplaced += not (is_word and covered <= start < end <= size)
+        covered = max(covered, end)
+    rest = text_between(covered, size)
     return tokens, misplaced + (rest is None or bool(rest.strip()))
 
 
-def _pieces(story: str, unit: str) -> tuple[Callable[[int, int], str | None], int]:
-    """Return what gives the text between two places, None where they cut a character; and the place of the end."""
+def _slices(story: str, unit: str) -> tuple[Callable[[int, int], str | None], int]:
+    """Return a function that returns the text between two positions (None if they cut a character), and the length."""
     if unit == "characters" or story.isascii():
         return lambda start, end: story[start:end], len(story)
     data = story.encode()
@@ -119,14 +125,14 @@ def _pieces(story: str, unit: str) -> tuple[Callable[[int, int], str | None], in
 
 @dataclass
 class Evidence:
-    """Evidence for either reading of a corpus' offsets. Only stories that are not ASCII tell them apart."""
+    """Counts of misplaced tokens if offsets are in bytes or in characters. Only stories that are not ASCII matter."""
 
     stories: int = 0
     tokens: int = 0
     misplaced: Counter[str] = field(default_factory=Counter)
 
     def add(self, story: str, spans: Sequence[Span]) -> None:
-        """Look at one story under both readings."""
+        """Count the misplaced tokens of a story in both units."""
         if story.isascii():
             return
         self.stories += 1
@@ -135,42 +141,53 @@ class Evidence:
             self.misplaced[unit] += tokens_at(story, spans, unit=unit)[1]
 
     def unit(self, corpus: str) -> str:
-        """The reading that fits; bytes where every story is ASCII, and both are the same."""
+        """Return the unit that fits the stories; bytes if all stories are ASCII, where both are the same.
+
+        Raises:
+            UserError: neither fits; the message names the collection ``corpus``.
+        """
         best = min(UNITS, key=lambda unit: self.misplaced[unit])
         if self.misplaced[best] > TOLERANCE * self.tokens:
             got = " and ".join(f"{self.misplaced[unit]:,} of {self.tokens:,} as {unit}" for unit in UNITS)
             raise UserError(
-                f"{corpus}: the token offsets do not fit the stories: got {got} out of place in {self.stories:,} "
-                f"stories, expected at most {TOLERANCE:.0%} under one reading; "
-                "stories and offsets must be of the same collection: fetch both archives again"
+                f"{corpus}: the token offsets do not fit the stories: got {got} misplaced in {self.stories:,} stories, "
+                f"expected at most {TOLERANCE:.0%} in one of the units; stories and offsets must belong to the same "
+                "collection: fetch both archives again"
             )
         return best
 
 
 def anonymise(tokens: Sequence[str], entities: Iterable[tuple[int, int, int]], *, report: Counter[str]) -> list[str]:
-    """Replace the tokens of each entity by one ``@entityN``; of two that overlap the first counts.
+    """Replace the tokens of each entity by one ``@entityN``. If two entities overlap, the first one counts.
 
     Raises:
         Unusable: an entity's tokens do not exist.
     """
     result: list[str] = []
-    done = 0
+    copied = 0
     for entity, first, last in entities:
         if not first <= last < len(tokens):
             raise Unusable("entity whose tokens do not exist")
-        if first < done:
+        if first < copied:
             report["entities inside another, left out"] += 1
             continue
-        result.extend(tokens[done:first])
+        result.extend(tokens[copied:first])
         result.append(f"@entity{entity}")
-        done = last + 1
-    return [*result, *tokens[done:]]
+        copied = last + 1
+    return [*result, *tokens[copied:]]
 
 
 def anonymised_pair(
     story: str, spans: Sequence[Span], entities: Iterable[tuple[int, int, int]], *, unit: str, report: Counter[str]
 ) -> Pair:
-    """Article and summary, tokenised, with entities replaced.
+    """Return article and summary, tokenised, with ``@entityN`` in place of entities.
+
+    Args:
+        story: the text.
+        spans: the positions of its tokens.
+        entities: its entities.
+        unit: the unit of the positions.
+        report: counts entities that are left out.
 
     Raises:
         Unusable: offsets and story do not belong together, or article or summary is empty.
@@ -181,7 +198,7 @@ def anonymised_pair(
     splits: list[list[str]] = [[]]
     previous = ""
     for token in anonymise(tokens, entities, report=report):
-        if token == _HIGHLIGHT or previous + token == _HIGHLIGHT:  # the tokeniser splits it in two
+        if token == _HIGHLIGHT or previous + token == _HIGHLIGHT:  # the tokeniser may split it in two
             if token != _HIGHLIGHT:
                 splits[-1].pop()
             splits.append([])
@@ -193,9 +210,10 @@ def anonymised_pair(
 
 
 def plain_pair(story: str) -> Pair:
-    """Article and summary as written, untokenised; every paragraph ends with punctuation (See et al. 2017).
+    """Return article and summary as written, untokenised.
 
-    Picture captions and highlights have none, and would run into what follows.
+    Every paragraph ends with punctuation (See et al. 2017): a full stop is added to picture captions and highlights,
+    which would run into the next sentence.
 
     Raises:
         Unusable: article or summary is empty.

@@ -1,6 +1,6 @@
-"""The Translation files of the Debian archive: package descriptions, in English and in what volunteers made of them.
+"""The Translation files of the Debian archive: package descriptions in English, and translations by volunteers.
 
-A file is blocks parted by empty lines::
+A file has blocks, separated by empty lines::
 
     Package: lynx
     Description-md5: 3ac5b6ba02e5f7c9b2d8e9dbdd9d6c6b
@@ -13,10 +13,10 @@ A file is blocks parted by empty lines::
       * zweiter Punkt, der über
         zwei Zeilen geht
 
-The MD5 is that of the English description whatever the language: it is the key that joins two files.
+The MD5 is that of the English description in every language: it is the key to pair two files.
 
-A list stays part of its paragraph, as text with its bullets: writers indent and mark lists in many ways, and their
-translators in others, but nearly all keep the paragraphs (in Debian 12 all but 17 of 13,163 German descriptions).
+A list stays part of its paragraph, as text with bullets. Writers and translators indent and mark lists in many ways,
+but nearly all translations have the same paragraphs (in Debian 12 all but 17 of 13,163 German descriptions).
 """
 
 import re
@@ -32,7 +32,7 @@ _UNSPACED = re.compile(r"[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")  # scripts 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """One package's description in one language; every paragraph is one line, its wrapping undone."""
+    """A package's description in one language; every paragraph is one line."""
 
     package: str
     md5: str
@@ -41,12 +41,12 @@ class Description:
 
     @property
     def body(self) -> str:
-        """All the text but the synopsis, as one line."""
+        """The text without the synopsis, as one line."""
         return join_lines(self.paragraphs)
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """Undo line wrapping: one space between lines, none where both neighbours are Chinese or Japanese characters."""
+    """Undo line wrapping: join lines with a space, or with none between two Chinese or Japanese characters."""
     text = ""
     for line in lines:
         if text and line and not (_UNSPACED.match(text[-1]) and _UNSPACED.match(line[0])):
@@ -56,14 +56,16 @@ def join_lines(lines: Iterable[str]) -> str:
 
 
 def parse(lines: Iterable[str], *, language: str, problems: Counter[str] | None = None) -> list[Description]:
-    """Read the descriptions of ``language`` (as in the file's name: ``de``, ``zh_CN``) in file order.
+    """Read the descriptions in a Translation file, in its order.
 
-    Several files may follow one another, parted by an empty line. What cannot be used is left out and counted by
-    reason in ``problems``; nothing in a file makes this fail.
+    Args:
+        lines: the lines of the file, or of several files with an empty line between them.
+        language: the language as in the file's name: ``de``, ``zh_CN``.
+        problems: counts the blocks that are left out, by reason. No content of a file raises an error.
     """
     problems = Counter() if problems is None else problems
     seen: set[str] = set()
-    found = []
+    descriptions = []
     for block in _blocks(lines):
         result = _parse_block(block, language)
         if result is None:
@@ -72,14 +74,15 @@ def parse(lines: Iterable[str], *, language: str, problems: Counter[str] | None 
             problems["repeated description"] += 1
         else:
             seen.add(result.md5)
-            found.append(result)
-    return found
+            descriptions.append(result)
+    return descriptions
 
 
 def pair(source: Iterable[Description], target: Iterable[Description], *, report: Counter[str]) -> list[Pair]:
-    """Line up two languages: synopsis with synopsis, and paragraphs one to one where both have the same number.
+    """Pair the descriptions of two languages, in the order of ``source``.
 
-    Pairs come in the order of ``source``; ``report`` counts them by where they come from.
+    Synopses are paired, and paragraphs one by one if both sides have the same number. ``report`` counts pairs by kind,
+    and the descriptions that are not paired.
     """
     by_key = {description.md5: description for description in target}
     pairs: list[Pair] = []
@@ -100,7 +103,7 @@ def pair(source: Iterable[Description], target: Iterable[Description], *, report
 
 
 def summary(description: Description, *, min_words: int = 30, max_words: int = 150) -> Pair | None:
-    """(the first ``max_words`` words of the body, synopsis), or None where the body has fewer than ``min_words``."""
+    """Return (first ``max_words`` words of the body, synopsis), or None if the body has fewer than ``min_words``."""
     words = description.body.split()
     return (" ".join(words[:max_words]), description.synopsis) if len(words) >= min_words else None
 
@@ -108,7 +111,7 @@ def summary(description: Description, *, min_words: int = 30, max_words: int = 1
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
     block: list[str] = []
     for raw in lines:
-        line = raw.rstrip()  # also the carriage return of a file that went through Windows
+        line = raw.rstrip()  # also drops a carriage return, in a file that was saved on Windows
         if line:
             block.append(line)
         elif block:
@@ -126,7 +129,7 @@ def _parse_block(block: list[str], language: str) -> Description | None:
             lines.append(line)
         else:
             name, _, value = line.partition(":")
-            lines = fields[name.lower()] = [value.strip()]  # field names have no case
+            lines = fields[name.lower()] = [value.strip()]  # field names are case-insensitive
     names = ("package", "description-md5", f"description-{language}".lower())
     (package, *_), (md5, *_), (synopsis, *body) = (fields.get(name, [""]) for name in names)
     if not (package and _MD5.fullmatch(md5) and synopsis):

@@ -1,7 +1,7 @@
-"""Blocks of text in XML (DocBook, Mallard) and HTML: what is set as a paragraph, a title, an item.
+"""Extract blocks of text from XML (DocBook, Mallard) and HTML: paragraphs, titles, items.
 
-A block is (tag, text). Two languages of a document have the same tags in the same order, unless one is out of date.
-Programs, screens and what is said of authors are left out.
+A block is (tag, text). A document and its translation have the same tags in the same order, unless one is out of date.
+Programs, screens and notes on the authors are left out.
 """
 
 import re
@@ -12,12 +12,12 @@ Block = tuple[str, str]
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a list."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
 HEADS = words("SH SS title h1 h2 h3 h4 h5 h6")
-"""Tags that begin a section, those of manual pages (text/man.py) among them."""
+"""Tags that start a section, including those of manual pages (text/man.py)."""
 _BLOCKS = HEADS | words(
     "p para simpara subtitle titleabbrev desc term entry item listitem li dt dd td th tr caption figcaption note tip "
     "blockquote question answer member seg segtitle glossterm glossdef bridgehead refpurpose refname summary div body "
@@ -34,7 +34,7 @@ _EMPTY = words("br hr img meta link input col wbr area base source")  # HTML has
 
 
 class _Tree(HTMLParser):
-    """The blocks of a document of elements, from its start tags, end tags and text."""
+    """Collects the blocks of a document from its start tags, end tags and text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Tree(HTMLParser):
         self._open: list[str] = []
         self._text: list[str] = []
         self._skipping = 0
-        self._first = True  # nothing yet stands in the innermost element
+        self._first = True  # True if the innermost element is empty so far
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         tag = tag.rpartition(":")[2]
@@ -65,7 +65,7 @@ class _Tree(HTMLParser):
             return
         if tag in _BLOCKS:
             self.flush()
-        while True:  # also what HTML leaves open
+        while True:  # also closes elements without an end tag, in HTML
             closed = self._open.pop()
             self._skipping -= closed in _SKIPPED
             if closed == tag:
@@ -84,10 +84,10 @@ class _Tree(HTMLParser):
 
 
 def xml(data: bytes) -> list[Block]:
-    """Blocks of DocBook or Mallard; entities that the file does not define stand for their names.
+    """Return the blocks of a DocBook or Mallard file. Entities that it does not define are replaced by their names.
 
     Raises:
-        ValueError: it is not well-formed, or in an encoding that is not known.
+        ValueError: it is not well-formed, or its encoding does not exist.
     """
     tree, parser = _Tree(), expat.ParserCreate()
     parser.UseForeignDTD(True)  # entities may be defined elsewhere
@@ -103,10 +103,10 @@ def xml(data: bytes) -> list[Block]:
 
 
 def html(data: bytes) -> list[Block]:
-    """Blocks of HTML.
+    """Return the blocks of an HTML file.
 
     Raises:
-        ValueError: it is not in the encoding that it names.
+        ValueError: it is not in the encoding that it declares.
     """
     named = re.search(rb"charset=[\"']?([\w-]+)", data[:3000])
     try:

@@ -1,7 +1,8 @@
-"""Languages by their codes: the one table for rules, scripts and scores.
+"""Language codes: the table of languages and scripts, for the rules of steps and for scores.
 
-A code is of two or three letters (ISO 639), and a script or a country may follow it: ``fr``, ``fra_Latn``, ``zh-Hant``,
-``pt_BR``. A code that the table lacks stands for itself, and its script is the one that follows it, if any.
+A code has two or three letters (ISO 639), and may be followed by a script or a country: ``fr``, ``fra_Latn``,
+``zh-Hant``, ``pt_BR``. Rules use a code that the table lacks as it is, and its script is the one that follows it, if
+any.
 """
 
 import re
@@ -39,34 +40,34 @@ _CODES = {
     "Thai": "th/tha",
     "Tibt": "bo/bod/tib dz/dzo",
 }
-"""By script (ISO 15924), the codes of each language; its first one is the one that rules go by."""
+"""Codes of each language by its scripts (ISO 15924). The first code of a language is the one that rules use."""
 
 CHINESE = frozenset({"Hani", "Hans", "Hant", "Hanb", "Bopo"})
 JAPANESE = frozenset({"Jpan", "Hira", "Kana", "Hrkt"})
 KOREAN = frozenset({"Kore", "Hang"})
-"""Scripts of these languages, by their codes in ISO 15924, as all scripts here."""
+"""Scripts of these three languages (ISO 15924)."""
 VARIANTS = {
     **dict.fromkeys(CHINESE, "Hani"),
     **dict.fromkeys(JAPANESE, "Jpan"),
     **dict.fromkeys(KOREAN, "Kore"),
     **{"Aran": "Arab", "Cyrs": "Cyrl", "Latf": "Latn", "Latg": "Latn"},
 }
-"""Codes of a part or a variant of a script, and the code that the table has for it."""
+"""Scripts that are a part or a variant of another one, with the code of that one in the table."""
 
 UNSPACED = {
     **dict.fromkeys(("Bopo", "Hani", "Hira", "Kana", "Yiii"), 2),
     **dict.fromkeys(("Khmr", "Laoo", "Mymr", "Thai", "Tibt"), 4),
     **dict.fromkeys(("Bali", "Batk", "Cham", "Java", "Lana", "Tale", "Talu", "Tavt"), 4),
 }
-"""Scripts of today without spaces between words, and how many of their letters and marks are counted as one word.
+"""Living scripts without spaces between words, with the number of letters and marks that count as one word.
 
-Two characters make a word in Chinese and Japanese as a rule; four or five letters with their marks do in the others.
+A word has two characters in Chinese and Japanese, and four or five letters with their marks in the others, on average.
 """
 
 PUBLISHED = ("en", "de", "fr", "zh")
 
 SCRIPTS = tuple(dict.fromkeys(script for scripts in _CODES for script in scripts.split()))
-"""The scripts of the table's languages."""
+"""The scripts in the table."""
 _KNOWN = {*SCRIPTS, *UNSPACED, *VARIANTS}
 
 _TABLE = {
@@ -78,27 +79,27 @@ _TABLE = {
 
 
 def rules_of(language: str) -> str:
-    """The code that rules for a language go by: ``fr`` of ``fra_Latn``, ``zh`` of ``zho_Hant`` and ``zh_CN``."""
+    """Return the code that rules use for a language: ``fr`` for ``fra_Latn``, ``zh`` for ``zho_Hant`` and ``zh_CN``."""
     code = _parts(language)[0]
     return _TABLE.get(code, (code, ()))[0]
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """The scripts that a language is written in, by ISO 15924: the one that its code names, or the table's; or none."""
+    """Return the scripts of a language (ISO 15924): the one that its code names, or else those in the table, if any."""
     code, *rest = _parts(language)
     named = (part.title() for part in rest if part.title() in _KNOWN)
     return tuple(named) or _TABLE.get(code, (code, ()))[1]
 
 
 def codes_of(script: str) -> list[str]:
-    """The codes that the table has for languages in a script, one a language."""
+    """List the languages in the table that use a script, by the codes that rules use."""
     return list(dict.fromkeys(rules for rules, scripts in _TABLE.values() if script in scripts))
 
 
 def is_published(language: str) -> bool:
-    """Return True for a language with published figures, so that its text is made as theirs was, whatever comes of it.
+    """Return True for a language with published scores, whose text is prepared exactly as for these scores.
 
-    In all other languages a word keeps its marks and joiners.
+    In all other languages, words keep their marks and joiners, which Moses's scripts would split off.
     """
     return rules_of(language) in PUBLISHED
 

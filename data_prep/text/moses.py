@@ -1,4 +1,4 @@
-"""Moses: the states of its scripts, and its cleaner of corpora, ``clean-corpus-n.perl``."""
+"""Moses: the versions of its scripts, and ``clean-corpus-n.perl``, which filters pairs."""
 
 import re
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from data_prep.common.errors import UserError
 from data_prep.text.characters import SPACE, SPACES
 
 VERSIONS = ("2018-10", "2018-11", "2019-11")
-"""Moses at the end of these months. They differ in three rules:
+"""Moses at the end of these months. The versions differ in three rules:
 
-- 2018-10, the paper's: as it had been for years.
+- 2018-10, used for the paper: unchanged for years.
 - 2018-11: the tokeniser always splits the final dot of a line from its word (commit 9fc964d).
-- 2019-11: ``‘`` and ``‚`` normalise to ``'`` and no longer to ``"`` (f6d7add); English ``Rs.`` is an
+- 2019-11: ``‘`` and ``‚`` are normalised to ``'`` instead of ``"`` (f6d7add); English ``Rs.`` is an
   abbreviation (4da86c3).
 """
 
@@ -20,17 +20,17 @@ _TOO_LONG = re.compile(f"[^{SPACE}]{{{_MOST_CHARACTERS + 1}}}")
 
 
 def check_version(moses: str) -> str:
-    """The version, if there is one of that name."""
+    """Return the version; raises a UserError if it does not exist."""
     if moses not in VERSIONS:
         raise UserError(f"moses: got {moses!r}, expected one of {', '.join(VERSIONS)} (quoted, in YAML)")
     return moses
 
 
 def clean_line(line: str) -> str:
-    """Clean a side as ``clean-corpus-n.perl`` does before it judges the pair: one space between tokens, and no ``|``.
+    """Change a line as ``clean-corpus-n.perl`` does before it filters the pair: one space between tokens, no ``|``.
 
-    Moses takes ``|`` for a separator of factors and keeps it where the first pair of a corpus has one; no dataset has
-    factors, and text that was tokenised with escaping has no ``|``.
+    In Moses, ``|`` separates factors, and stays if the first pair of a corpus has one. Here it is always dropped: no
+    dataset has factors, and text tokenised with escaping has no ``|``.
     """
     if "|" in line:
         line = line.replace("|", "")
@@ -40,11 +40,14 @@ def clean_line(line: str) -> str:
 
 
 def moses_filter(*, min_tokens: int, max_tokens: int, ratio: float = 9.0) -> Callable[[str, str], str | None]:
-    """Return why a pair of lines, as ``clean_line`` leaves them, is dropped by ``clean-corpus-n.perl``, or None.
+    """Return ``clean-corpus-n.perl`` as a function: the reason for which it drops a pair, or None.
+
+    The function takes lines from ``clean_line``.
 
     Args:
-        min_tokens, max_tokens: a side, both included.
-        ratio: the longer side has at most this many times the tokens of the shorter.
+        min_tokens: the smallest number of tokens on each side.
+        max_tokens: the largest.
+        ratio: the largest ratio of the longer side to the shorter one, in tokens.
     """
     if not (1 <= min_tokens <= max_tokens and ratio >= 1):
         raise UserError(

@@ -1,7 +1,7 @@
-"""Punctuation as Moses normalises it: ``normalize-punctuation.perl``.
+"""Normalise punctuation like Moses's ``normalize-punctuation.perl``.
 
-The script reads bytes. So only ASCII letters and digits count as letters and digits, and the end of a line is a
-character like others. sacremoses' normaliser differs in both.
+The script reads bytes: only ASCII letters and digits count as letters and digits, and a line's end is a character like
+others. sacremoses differs in both points.
 """
 
 import re
@@ -42,16 +42,17 @@ _DECIMAL_COMMA = ("de", "es", "cs", "fr")
 
 
 def punctuation_normaliser(*, language: str, moses: str = "2018-10") -> Callable[[str], str]:
-    """``normalize-punctuation.perl -l LANGUAGE``: plain quotes, dashes and spaces, commas and stops before or after.
+    """Return ``normalize-punctuation.perl -l LANGUAGE`` as a function of a line.
 
-    It leaves line separators other than ``\\n`` where they are, as Moses does, but for carriage returns, which go.
+    It makes quotes, dashes and spaces plain, and moves commas and full stops into or out of quotation marks. Like
+    Moses, it drops carriage returns and leaves other line separators.
 
     Args:
-        language: of the text; en, de, es, fr, cs have rules of their own.
-        moses: the state of Moses, see moses.py.
+        language: the language of the text; en, de, es, fr and cs have special rules.
+        moses: the version of Moses, see moses.py.
 
     Raises:
-        UserError: there is no such state of Moses.
+        UserError: there is no such version of Moses.
     """
     single = "'" if check_version(moses) >= "2019-11" else '"'
     return partial(_normalise, language=rules_of(language), single=single)
@@ -69,12 +70,12 @@ def _normalise(line: str, *, language: str, single: str) -> str:
     text = text.replace(" :", ":").replace(" ;", ";")
     text = text.replace("`", "'").replace("''", ' " ')
     if not text.isascii():
-        text = _of_unicode(text, single)
+        text = _plain_quotes_and_dashes(text, single)
     text = text.replace("''", '"')
     if "  " in text:
         text = _SPACES.sub(" ", text)
     if not text.isascii():
-        text = _after_quotes(text)
+        text = _plain_guillemets_and_spaces(text)
     if '"' in text:
         text = _quotes_and_stops(text, language)
     if _NBSP in text:
@@ -82,8 +83,8 @@ def _normalise(line: str, *, language: str, single: str) -> str:
     return text
 
 
-def _of_unicode(text: str, single: str) -> str:
-    """Quotes and dashes, up to the apostrophes of ASCII that become quotes afterwards."""
+def _plain_quotes_and_dashes(text: str, single: str) -> str:
+    """Replace quotes, apostrophes and dashes by those of ASCII; double apostrophes become quotes afterwards."""
     text = text.replace("„", '"').replace("“", '"').replace("”", '"').replace("–", "-").replace("—", " - ")
     text = _SPACES.sub(" ", text).replace("´", "'")
     if "‘" in text:
@@ -93,7 +94,7 @@ def _of_unicode(text: str, single: str) -> str:
     return text.replace("‘", single).replace("‚", single).replace("’", '"')
 
 
-def _after_quotes(text: str) -> str:
+def _plain_guillemets_and_spaces(text: str) -> str:
     text = text.replace("…", "...")
     if _NBSP not in text:
         return text.replace("«", '"').replace("»", '"')
@@ -103,7 +104,7 @@ def _after_quotes(text: str) -> str:
 
 
 def _quotes_and_stops(text: str, language: str) -> str:
-    """English style puts commas and stops inside quotation marks, others outside; Czech is left alone."""
+    """Move commas and full stops into quotation marks in English, and out of them elsewhere, but not in Czech."""
     if language == "en":
         return _QUOTE_STOP.sub(r'\1"', text)
     if language == "cs":

@@ -1,6 +1,6 @@
-"""From the lines of a file to the lines of text in it: SGM, the two formats of IWSLT, and text of your own.
+"""Extract the lines of text from the lines of a file: SGM, the two formats of IWSLT, and the user's own text.
 
-Readers take and give lines without their ends; they split nowhere else than the file was split, at ``\\n``.
+Readers take and yield lines without line ends. Only ``\\n`` ends a line.
 """
 
 import re
@@ -10,7 +10,7 @@ from data_prep.common.errors import UserError
 from data_prep.text.clean import clean_text
 
 _LONGEST_SEGMENT = 100_000  # characters
-_BYTE_SPACE = "[\t-\r ]"  # Perl's \s where it reads bytes, as all of these scripts do
+_BYTE_SPACE = "[\t-\r ]"  # Perl's \s for bytes, which all of these scripts read
 _OPENED = re.compile(f"<seg[^>]+>{_BYTE_SPACE}*\\Z", re.IGNORECASE | re.ASCII)
 _BEGUN = re.compile("<seg[^>]+>", re.IGNORECASE | re.ASCII)
 _SEGMENT = re.compile(f"<seg[^>]+>{_BYTE_SPACE}*(.*){_BYTE_SPACE}*</seg>", re.IGNORECASE | re.ASCII)
@@ -24,23 +24,23 @@ _TAGS = ("<title>", "</title>", "<description>", "</description>")
 
 
 def sgm(lines: Iterable[str]) -> Iterator[str]:
-    """``input-from-sgm.perl``: the text of each ``<seg ...>``, on one line however many it takes in the file.
+    """Yield the text of each ``<seg ...>`` as one line, like Moses's ``input-from-sgm.perl``.
 
     Raises:
-        UserError: the file ends within a segment; there Moses's script never ends.
+        UserError: the file ends inside a segment, where Moses's script would loop forever.
     """
     rest = iter(lines)
     for line in rest:
         if _BEGUN.search(line) is None:
             continue
-        while _OPENED.search(line):  # to an opening tag belongs what follows, whatever it holds
-            line += _following(rest, line)
+        while _OPENED.search(line):  # the line after an opening tag is text, even if it has a tag itself
+            line += _next_line(rest, line)
         while (segment := _SEGMENT.search(line)) is None:
-            line += _following(rest, line)
+            line += _next_line(rest, line)
         yield _SPACES.sub(" ", segment[1]).strip(" ")
 
 
-def _following(rest: Iterator[str], line: str) -> str:
+def _next_line(rest: Iterator[str], line: str) -> str:
     following = next(rest, None)
     if following is None or len(line) > _LONGEST_SEGMENT:
         raise UserError(f"a <seg> has no </seg> in {len(line):,} characters: {line[:200]!r}; fetch the file again")
@@ -48,17 +48,17 @@ def _following(rest: Iterator[str], line: str) -> str:
 
 
 def iwslt_xml(lines: Iterable[str]) -> Iterator[str]:
-    """``IWSLT14.TED.*.xml``: the text of each line with ``<seg id``, as it stands in the file."""
+    """Yield the text of each line with ``<seg id``, unchanged, from ``IWSLT14.TED.*.xml``."""
     for line in lines:
         if "<seg id" in line:
             yield _XML_CLOSE.sub("", _XML_OPEN.sub("", line))
 
 
 def iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
-    """``train.tags.*``: all lines but addresses, numbers and keywords of talks; of titles and descriptions, the text.
+    """Yield the text of ``train.tags.*``: without addresses, numbers and keywords of talks, and without title tags.
 
-    Other lines of tags (speakers, reviewers, translators) pass, as in the recipe of the published results: cleaning
-    drops most of them.
+    Other lines with tags (speakers, reviewers, translators) stay, as in the recipe of the published results, where
+    cleaning drops most of them.
     """
     for line in lines:
         if not any(tag in line for tag in _LEFT_OUT):
@@ -69,7 +69,7 @@ def iwslt_tags(lines: Iterable[str]) -> Iterator[str]:
 
 
 def own_text(lines: Iterable[str]) -> Iterator[str]:
-    """Text of one's own that comes in an archive, cleaned as ``sources/supplied.py`` cleans it in files."""
+    """Yield cleaned lines of the user's own text in an archive, like ``sources/supplied.py`` for files."""
     for number, line in enumerate(lines):
         yield clean_text((line if number else line.removeprefix("\ufeff")).removesuffix("\r"))
 
@@ -80,4 +80,4 @@ READERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {
     "iwslt_xml": iwslt_xml,
     "own_text": own_text,
 }
-"""From the lines of a member to the lines of text in it; ``plain`` members are text as they are."""
+"""Readers by their names in a YAML. The reader ``plain`` is not listed: all lines are text."""

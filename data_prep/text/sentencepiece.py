@@ -1,8 +1,8 @@
-"""SentencePiece, an alternative to BPE on tokens that no dataset of the paper uses; needs the package sentencepiece.
+"""SentencePiece, an alternative to BPE that no dataset of the paper uses; needs the package sentencepiece.
 
-It is given text as written, with one plain space between words, and keeps its characters. SentencePiece's default,
-NFKC, writes ``5 m2`` for ``5 m²`` and a plain comma for a full-width one, which the references keep. Only its own sign
-for a space, U+2581, comes back as a space.
+It segments untokenised text with one plain space between words, and does not normalise characters. The references are
+not normalised either: SentencePiece's default, NFKC, would write ``5 m2`` for ``5 m²``. Only U+2581, its own sign for a
+space, becomes a space.
 """
 
 import io
@@ -16,12 +16,12 @@ from data_prep.common.files import stands_for
 from data_prep.text.clean import normalise_space
 
 LONGEST = 4192
-"""Bytes of the longest line that SentencePiece learns from, which is its own default."""
-_UNKNOWN = "\u2585"  # its sign for a letter that it does not know
+"""Bytes of the longest line that SentencePiece learns from: its default."""
+_UNKNOWN = "\u2585"  # SentencePiece's sign for an unknown character
 
 
 def _piece(longest: int) -> re.Pattern[bytes]:
-    """As many bytes as allowed that end at a space or the line's end; if there is none, at the end of a character."""
+    """Match at most ``longest`` bytes up to a space or the line's end, or else up to the end of a character."""
     most = longest - 1
     return re.compile(rb"[^ ](?:.{0,%d}(?= |\Z)|.{0,%d}(?![\x80-\xbf]))" % (most, most), re.DOTALL)
 
@@ -30,22 +30,25 @@ _PIECE = _piece(LONGEST)
 
 
 class TooManyUnits(UserError):
-    """More units than a text has room for, which is ``limit``."""
+    """The text is too small for the number of subwords; ``limit`` is the largest possible number."""
 
     def __init__(self, units: int, limit: int) -> None:
         super().__init__(
-            f"sentencepiece cannot learn {units} units from this text, which has room for {limit}; write "
+            f"sentencepiece cannot learn {units} subwords from this text, but at most {limit}; write "
             f"`sentencepiece: {{units: {limit}}}`, or fewer, in the dataset's YAML"
         )
         self.limit = limit
 
 
 def learn(lines: Iterator[str], *, units: int) -> bytes:
-    """A unigram model of ``units`` units, as the bytes of its file; all lines are kept in memory.
+    """Learn a unigram model of ``units`` subwords; all lines are kept in memory.
+
+    Returns:
+        the content of the model's file.
 
     Raises:
-        TooManyUnits: the text has room for fewer.
-        UserError: sentencepiece refuses the text for another reason.
+        TooManyUnits: the text is too small.
+        UserError: sentencepiece rejects the text for another reason.
     """
     model = io.BytesIO()
     try:
@@ -61,39 +64,42 @@ def learn(lines: Iterator[str], *, units: int) -> bytes:
     except (RuntimeError, OSError) as error:
         if limit := re.search(r"value <= (\d+)", str(error)):
             raise TooManyUnits(units, int(limit[1])) from error
-        raise UserError(f"sentencepiece cannot learn {units} units from this text: {error}") from error
+        raise UserError(f"sentencepiece cannot learn {units} subwords from this text: {error}") from error
     return model.getvalue()
 
 
 def pieces_to_learn_from(line: str) -> Iterator[str]:
-    """Yield a line, with one plain space between words, in pieces that the trainer of SentencePiece takes.
+    """Cut a line with one plain space between words into pieces that SentencePiece's trainer accepts.
 
-    It passes over longer lines than ``LONGEST``, and over lines with its sign ``_UNKNOWN``. It cuts lines at spaces
-    itself, so one that is cut there teaches it the same. A run without a space that is longer than ``LONGEST``
-    is cut anywhere: one letter in a thousand then seems to begin a word. Without the cut, rounding of the sum over all
-    its segmentations would spoil the counts, and of 300,000 letters the sum is no number.
+    The trainer skips lines longer than ``LONGEST`` bytes and lines with ``_UNKNOWN``. It splits lines at spaces itself,
+    so cuts at spaces do not change what it learns. A word longer than ``LONGEST`` is cut anywhere; then one letter in a
+    thousand seems to start a word. Uncut, its counts would suffer from rounding, since the trainer sums over all
+    segmentations of the word, and for 300,000 letters the sum is not a number.
     """
     for part in line.split(_UNKNOWN):
         yield from map(bytes.decode, _PIECE.findall(part.encode()))
 
 
 def count_units(model: bytes) -> int:
-    """Number of units in a model, given as the bytes of its file."""
+    """Count the subwords of a model, which is the content of its file."""
     return int(package().SentencePieceProcessor(model_proto=model).get_piece_size())
 
 
 def encoder(*, codes: str) -> Callable[[str], str]:
-    """Segments lines by the model in the file ``codes``; fairseq's ``--remove-bpe sentencepiece`` undoes it."""
+    """Return a function that segments a line with the model in the file ``codes``.
+
+    fairseq's ``--remove-bpe sentencepiece`` undoes it.
+    """
     try:
         processor = package().SentencePieceProcessor(model_proto=Path(codes).read_bytes())
     except (RuntimeError, OSError) as error:
-        found = error if isinstance(error, OSError) else stands_for(Path(codes)) or error
-        raise UserError(f"{codes} is no model of sentencepiece: {found}") from error
+        reason = error if isinstance(error, OSError) else stands_for(Path(codes)) or error
+        raise UserError(f"{codes} is no model of sentencepiece: {reason}") from error
     return lambda line: " ".join(processor.encode(normalise_space(line), out_type=str))
 
 
 def package() -> Any:
-    """The package."""
+    """Import sentencepiece; raises a UserError if it is not installed."""
     try:
         import sentencepiece
     except ImportError as error:

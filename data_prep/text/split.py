@@ -1,8 +1,8 @@
-"""Split a corpus so that its splits stay put when it grows, and so that descriptions that repeat stay in one.
+"""Split a corpus by a hash: stable when the corpus grows, and with repetitive descriptions in the same split.
 
-Packages built from one source repeat whole paragraphs, and one sentence can go round a whole ecosystem ("This package
+Packages built from one source repeat whole paragraphs, and some sentences occur in hundreds of packages ("This package
 provides a library for the Haskell programming language"). If Debian 12's descriptions were split one by one, 44% of the
-test descriptions would have 80% or more of their runs of eight words in train; split by family, 2% have.
+test descriptions would share 80% or more of their sequences of eight words with train; split by family, 2% do.
 """
 
 import hashlib
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 from data_prep.text.debian import Description
 
-SENTENCE_WORDS = 12  # from this length on, a shared sentence is no coincidence
+SENTENCE_WORDS = 12  # two descriptions do not share a sentence of this length by chance
 LARGEST = 0.05
-"""A family trains where it would be more than this share of valid or test, if they were as large as they should be."""
+"""Families larger than this share of validation or test, at their intended sizes, go to train."""
 ONE_SOURCE = 4
-"""But for families as small as this, of which a small corpus is made: a program, its library, headers and documents."""
+"""Families of up to this size may go anywhere, even in a small corpus: a program, its library, headers, documents."""
 
 _END = re.compile(r"(?<=[.!?:]) ")
 
 
 def split_of(line: str, *, valid_percent: int, test_percent: int) -> str:
-    """The split to which a line belongs, from nothing but the MD5 of its lower-cased text."""
+    """Return the split of a line, which depends only on the MD5 of its lower-cased text."""
     number = int(hashlib.md5(line.lower().encode("utf-8"), usedforsecurity=False).hexdigest(), 16) % 100
     if number < valid_percent:
         return "valid"
@@ -30,9 +30,9 @@ def split_of(line: str, *, valid_percent: int, test_percent: int) -> str:
 
 
 def near_duplicates(descriptions: Sequence[Description]) -> list[str]:
-    """Each description's family: those that share a long sentence or the synopsis, directly or through others.
+    """Return the family of each description: those that share a long sentence or the synopsis, directly or indirectly.
 
-    A family goes by the first of its packages' names.
+    The name of a family is the alphabetically first name of its packages.
     """
     parents = list(range(len(descriptions)))
 
@@ -59,7 +59,7 @@ def _marks(description: Description) -> set[str]:
 
 
 def split_by_group(descriptions: Sequence[Description], *, valid_percent: int, test_percent: int) -> list[str]:
-    """The split of each description: its family's, by the hash of the family's name."""
+    """Return the split of each description, by the hash of the name of its family."""
     names = near_duplicates(descriptions)
     sizes = Counter(names)
     most = max(ONE_SOURCE, LARGEST * len(names) * min(valid_percent, test_percent) / 100)

@@ -1,4 +1,4 @@
-"""The script that a text is written in, told by its letters, compared with what the code of its language says."""
+"""Check that a text is in a script of its language, by counting its letters."""
 
 import re
 from collections import Counter
@@ -11,22 +11,22 @@ import regex
 from data_prep.common.errors import UserError
 from data_prep.text.languages import SCRIPTS, UNSPACED, VARIANTS, codes_of, scripts_of
 
-_LETTERS_A_WORD = 5  # in scripts with spaces between words
-_FEWEST_LETTERS = 100  # by which a script is told
-_KANA = 0.05  # Japanese has a larger share of kana among kana and ideographs than this, and Chinese a smaller one
+_LETTERS_PER_WORD = 5  # in scripts with spaces between words
+_FEWEST_LETTERS = 100  # shorter texts are not checked
+_KANA = 0.05  # among kana and ideographs, Japanese has a larger share of kana than this, Chinese a smaller one
 _OTHERS = "others"
-_LEAST_SHARE = 0.2  # of the words, in the scripts that the code says; the others may be names and commands
+_LEAST_SHARE = 0.2  # of words in the language's scripts; the rest may be names and commands
 
 
 def check_script(language: str, letters: Mapping[str, int], where: object) -> None:
-    """Refuse a text of which most words are in a script that the code of its language does not say.
+    """Raise a UserError if most words of a text are not in a script of its language.
 
-    The code decides how sacreBLEU finds words: with a wrong one, a line of Japanese is a word or two. A code that says
-    no script is refused only for a script in which words are not found by spaces.
+    The language code decides how sacreBLEU splits text into words: with a wrong one, a line of Japanese is one or two
+    words. If the scripts of the code are not known, only scripts without spaces between words are rejected.
 
     Args:
-        language: the code.
-        letters: how often each character stands in the text, or in a sample of it.
+        language: the language code.
+        letters: the number of occurrences of each character in the text, or in a sample of it.
         where: the file, for the message.
 
     Raises:
@@ -36,33 +36,34 @@ def check_script(language: str, letters: Mapping[str, int], where: object) -> No
         return
     words = _words_by_script(letters)
     (script, most), total = words.most_common(1)[0], words.total()
-    expected = {VARIANTS.get(each, each) for each in scripts_of(language)}
-    fits = sum(words[each] for each in expected) >= _LEAST_SHARE * total if expected else not _needs_tokeniser(script)
+    expected = {VARIANTS.get(code, code) for code in scripts_of(language)}
+    has_expected = sum(words[code] for code in expected) >= _LEAST_SHARE * total
+    fits = has_expected if expected else not _needs_tokeniser(script)
     if fits or script == _OTHERS or 2 * most < total:
         return
     codes, name = codes_of(script), re.split("[-_]", language)[0]
     fitting = f" ({', '.join(codes[:3])})" if _needs_tokeniser(script) or len(codes) <= 3 else ""
     raise UserError(
         f"{where}: {most / total:.0%} of the words are in the script {script}, but the language code `{language}` "
-        f"says {' or '.join(sorted(expected)) or 'no script'}, and scores would count words by that; give the code of "
-        f"the text's language{fitting}, or name its script: {name}_{script}"
+        f"stands for {' or '.join(sorted(expected)) or 'no script'}, and decides how scores count words; give the code "
+        f"of the text's language{fitting}, or name its script: {name}_{script}"
     )
 
 
 def _needs_tokeniser(script: str) -> bool:
-    """Return True for a script in which words are not found by spaces and punctuation."""
+    """Return True for a script in which spaces and punctuation do not separate words."""
     return script in UNSPACED or script in ("Jpan", "Kore")
 
 
 def _words_by_script(letters: Mapping[str, int]) -> Counter[str]:
-    """Estimate the words of a text in each script of the table; under ``_OTHERS``, in all other scripts."""
+    """Estimate the number of words of a text in each script of the table, and in all others as ``_OTHERS``."""
     text, words = "".join(letters), Counter[str]()
-    others = {letter for letter in letters if letter.isalpha()}
+    remaining = {letter for letter in letters if letter.isalpha()}
     for script, pattern in _letter_patterns().items():
         members = pattern.findall(text)
-        others.difference_update(members)
-        words[script] = round(sum(letters[letter] for letter in members) / UNSPACED.get(script, _LETTERS_A_WORD))
-    words[_OTHERS] = round(sum(letters[letter] for letter in others) / _LETTERS_A_WORD)
+        remaining.difference_update(members)
+        words[script] = round(sum(letters[letter] for letter in members) / UNSPACED.get(script, _LETTERS_PER_WORD))
+    words[_OTHERS] = round(sum(letters[letter] for letter in remaining) / _LETTERS_PER_WORD)
     kana = words.pop("Hira") + words.pop("Kana")
     chinese = words.pop("Hani") + words.pop("Bopo")
     words["Kore"] = words.pop("Hang")
@@ -72,6 +73,6 @@ def _words_by_script(letters: Mapping[str, int]) -> Counter[str]:
 
 @cache
 def _letter_patterns() -> dict[str, Any]:
-    """A pattern of one letter of each script that Unicode knows: it has no mixed ones, such as Jpan."""
+    """Return a pattern of one letter for each script of Unicode, which has no combined scripts such as Jpan."""
     scripts = {*SCRIPTS, *UNSPACED, "Hang"} - {"Jpan", "Kore"}
     return {script: regex.compile(rf"(?V1)[\p{{Script={script}}}&&\p{{Alphabetic}}]") for script in sorted(scripts)}

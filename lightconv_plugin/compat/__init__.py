@@ -36,6 +36,11 @@ checkpoints.keep_updates_at_epoch_ends
     mends    --save-interval-updates where an update ends an epoch
     without  that checkpoint is missing, and an average of the last ones is of others
     test     tests/compat/test_intervals.py::test_every_interval_leaves_its_checkpoint_and_counts_as_kept
+checkpoints.remember_patience
+    names    trainer.Trainer.save_checkpoint, checkpoint_utils.load_checkpoint
+    mends    --patience of a training that is interrupted and goes on
+    without  it takes its first validation for the best, and ends later
+    test     tests/compat/test_intervals.py::test_patience_counts_the_validations_of_every_interval_and_over_a_pause
 safetensors.load_safetensors
     names    checkpoint_utils.load_checkpoint_to_cpu
     mends    model.safetensors as a checkpoint
@@ -195,6 +200,7 @@ def apply() -> None:
     checkpoints.refuse_damaged_checkpoints()
     checkpoints.save_complete_checkpoints()
     checkpoints.keep_updates_at_epoch_ends()
+    checkpoints.remember_patience()
     training.restore_numpy_names()
     training.train_in_bfloat16_without_tpu()
     training.check_task_and_criterion()

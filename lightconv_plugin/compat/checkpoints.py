@@ -217,3 +217,30 @@ def keep_updates_at_epoch_ends() -> None:
             epoch=epoch_itr.epoch, end_of_epoch=lambda: False, state_dict=epoch_itr.state_dict
         )
         return original(cfg, trainer, within_epoch, val_loss)
+
+
+def remember_patience() -> None:
+    """All versions: a training that is resumed ends by `--patience` where it would have ended without a pause.
+
+    fairseq counts validations without a gain in an attribute of a function, beside the best score so far. A new process
+    forgets both: it takes its first validation for the best.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    def counted() -> dict[str, Any]:
+        """Return what fairseq-train keeps, as a command (``__main__``) or imported; nothing in another program."""
+        modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
+        functions = (getattr(module, "should_stop_early", None) for module in modules)
+        return next((vars(function) for function in functions if function is not None), {})
+
+    @shim(Trainer, "save_checkpoint")
+    def with_count(original: Original, self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+        return original(self, filename, {**extra_state, "patience": dict(counted())})
+
+    @shim(checkpoint_utils, "load_checkpoint")
+    def counting_on(original: Original, cfg: Any, trainer: Any, **others: Any) -> Any:
+        extra_state, epoch_itr = original(cfg, trainer, **others)
+        if extra_state is not None and not cfg.reset_optimizer and not cfg.reset_meters:
+            counted().update(extra_state.get("patience", {}))
+        return extra_state, epoch_itr

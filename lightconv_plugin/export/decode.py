@@ -1,9 +1,10 @@
 """Translate by an exported model, as an example: a beam search with numpy and onnxruntime alone.
 
-    python OUT/decode.py [--beam N] [--max-len-b N] < units > translations
+    python OUT/decode.py [--beam N] [--max-len-b N] [--precision int8] < units > translations
 
 A line is a sentence in units, words that the model's dictionaries know, and its translation is one too. The hypotheses
-are those of fairseq-generate with its other options as they are by default.
+are those of fairseq-generate with its other options as they are by default. In int8 the weights of linear layers are
+rounded to 8 bits, and their inputs in each step; scores differ a little.
 """
 
 import argparse
@@ -17,15 +18,29 @@ Arrays = dict[str, np.ndarray]  # by the names of the graphs' inputs
 
 
 class Model:
-    """Files of an export: ``manifest.json``, and the graphs as sessions of onnxruntime."""
+    """Files of an export: ``manifest.json``, and the graphs as sessions of onnxruntime.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: the export.
+        precision: fp32, or int8 for the graphs that have it in their names.
+
+    Raises:
+        FileNotFoundError: the export has no graphs in this precision.
+    """
+
+    def __init__(self, folder: Path, precision: str = "fp32") -> None:
         import onnxruntime
 
+        ending = ".int8.onnx" if precision == "int8" else ".onnx"
+        files = {graph: folder / f"{graph}{ending}" for graph in ("encoder", "step")}
+        if not files["step"].exists():
+            raise FileNotFoundError(f"{folder} has no graphs in {precision}; export the model again")
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         providers = ["CPUExecutionProvider"]
-        self.graphs = {
-            file.stem: onnxruntime.InferenceSession(str(file), providers=providers) for file in folder.glob("*.onnx")
+        self.graphs = {  # a language model has no encoder
+            graph: onnxruntime.InferenceSession(str(file), providers=providers)
+            for graph, file in files.items()
+            if file.exists()
         }
 
     def run(self, graph: str, given: Arrays) -> list[np.ndarray]:
@@ -94,15 +109,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beam", type=int, default=5, help="hypotheses of a sentence (default: 5)")
     parser.add_argument("--max-len-b", type=int, default=200, help="words of a hypothesis at most (default: 200)")
+    parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of products (default: fp32)")
     given = parser.parse_args()
+    for flag, value in (("--beam", given.beam), ("--max-len-b", given.max_len_b)):
+        if value < 1:
+            parser.error(f"{flag} is {value}, expected a whole number from 1 on")
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    model = Model(folder := Path(__file__).parent)
+    try:
+        model = Model(folder := Path(__file__).parent, given.precision)
+    except FileNotFoundError as error:
+        sys.exit(f"error: {error}")
     about = model.manifest
     source, target = ((folder / f"{side}.txt").read_text(encoding="utf-8").split("\n") for side in ("source", "target"))
     numbers = {word: number for number, word in enumerate(source)}
+    warned = False
     for line, text in enumerate(sys.stdin, 1):
-        tokens = [*(numbers.get(word, about["unk"]) for word in text.split()), about["eos"]]
+        words = [numbers.get(word, about["unk"]) for word in text.split()]
+        unknown = words.count(about["unk"])
+        if not warned and len(words) > 1 and 2 * unknown > len(words):
+            warned = True  # once: of plain text it is true of most lines
+            print(
+                f"line {line}: the model does not know {unknown} of its {len(words)} words. It takes text in units: "
+                "cut it first, by `subword-nmt apply-bpe` or sentencepiece, with the model's own file",
+                file=sys.stderr,
+                flush=True,
+            )
+        tokens = [*words, about["eos"]]
         if len(tokens) > about["max_source"]:
             most = about["max_source"] - 1
             sys.exit(f"error: line {line} has {len(tokens) - 1} units; the model takes {most} at most")

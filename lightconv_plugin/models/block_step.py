@@ -1,7 +1,7 @@
 """A step of a decoder's block in one operator, where its parts are those that the native library knows.
 
 What lies between a block's matrix products would otherwise take longer than they do, with a few hypotheses; and with
-many too, where products are computed in bfloat16.
+many too, where weights are packed.
 """
 
 from typing import Any
@@ -13,8 +13,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, IncrementalState, LightweightConv
 from lightconv_plugin.modules.linear import is_plain, packed_weight
-from lightconv_plugin.ops import torch_private
-from lightconv_plugin.ops.torch_private import children_of
+from lightconv_plugin.ops.torch_private import children_of, parameters_of
 
 Kinds = dict[str, tuple[type[nn.Module], ...]]
 
@@ -52,40 +51,65 @@ def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
         or any(part.probability > 0 for part in parts.values() if isinstance(part, Dropout))
     ):
         return False
-    parameters = parameters_of(*maps_and_norms(block))
+    has_all = all(weight is not None for weight in weights_of(block))
     # one row here: rows come and go, and each step asks for its own
-    return all(p is not None for p in parameters) and ops.takes("decoder_block", x[:, :1], *parameters)
+    return has_all and ops.takes("decoder_block", x[:, :1], *block.parameters())
 
 
-def maps_and_norms(block: Any) -> tuple[list[Any], list[Any]]:
-    """The linear maps (LightConv itself in place of the map that predicts kernels) and the norms.
+def weights_of(block: Any) -> ops.BlockWeights:
+    """Return the block's weights as they are now; of a linear layer the packed one, where it has one.
 
     By name in the modules' dictionaries: as attributes they would take longer to find than some products to compute.
     """
     parts: Any = children_of(block)
     mixer, attention, ffn = (children_of(parts[name]) for name in ("mixer", "encoder_attn", "ffn"))
+    norms: Any = [parameters_of(children_of(parts[name])["layer_norm"]) for name in RESIDUALS]
+    mixer_norm, attention_norm, ffn_norm = norms
+    in_weight, in_bias = _layer(mixer["in_proj"])
     conv: Any = mixer["conv"]
-    kernels = conv if type(conv) is LightweightConv else children_of(conv)["weight_linear"]
-    maps = [mixer["in_proj"], kernels, mixer["out_proj"], attention["q_proj"], attention["out_proj"]]
-    return [*maps, ffn["fc1"], ffn["fc2"]], [children_of(parts[name])["layer_norm"] for name in RESIDUALS]
+    is_light = type(conv) is LightweightConv
+    kernel: Any = parameters_of(conv)["weight"] if is_light else _layer(children_of(conv)["weight_linear"])[0]
+    out_weight, out_bias = _layer(mixer["out_proj"])
+    query_weight, query_bias = _layer(attention["q_proj"])
+    attended_weight, attended_bias = _layer(attention["out_proj"])
+    first_weight, first_bias = _layer(ffn["fc1"])
+    second_weight, second_bias = _layer(ffn["fc2"])
+    return ops.BlockWeights(
+        in_weight=in_weight,
+        in_bias=in_bias,
+        kernel=kernel,
+        out_weight=out_weight,
+        out_bias=out_bias,
+        mixer_norm_weight=mixer_norm["weight"],
+        mixer_norm_bias=mixer_norm["bias"],
+        query_weight=query_weight,
+        query_bias=query_bias,
+        attended_weight=attended_weight,
+        attended_bias=attended_bias,
+        attention_norm_weight=attention_norm["weight"],
+        attention_norm_bias=attention_norm["bias"],
+        first_weight=first_weight,
+        first_bias=first_bias,
+        second_weight=second_weight,
+        second_bias=second_bias,
+        ffn_norm_weight=ffn_norm["weight"],
+        ffn_norm_bias=ffn_norm["bias"],
+    )
 
 
-def parameters_of(maps: list[Any], norms: list[Any]) -> list[Any]:
-    """The operator's parameters as they are now, in its order."""
-    into, kernels, out, query, attended, first, second = maps
-    projection = torch_private.parameters_of(into)
-    parameters = [projection["weight"], projection["bias"], torch_private.parameters_of(kernels)["weight"]]
-    for part in (out, norms[0], query, attended, norms[1], first, second, norms[2]):
-        registered = torch_private.parameters_of(part)
-        parameters += registered["weight"], registered["bias"]
-    return parameters
+def _layer(linear: Any) -> tuple[Tensor, Tensor]:
+    """Return the weight, packed where it is, and the bias."""
+    packed = packed_weight(linear)
+    parameters: Any = parameters_of(linear)
+    return parameters["weight"] if packed is None else packed, parameters["bias"]
 
 
 def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
     """Return the block's output (1, N, C) for the newest position, or None if its submodules must run one by one.
 
     They run in the first step of a search, which creates the states and decides for all steps if the block
-    ``can_step``; where attention weights are asked for; and for several positions, or none, and many rows in float32.
+    ``can_step``; where attention weights are asked for; for several positions, or none; and for many rows without
+    packed weights.
     """
     if x.shape[0] == 0:  # creates no states
         return None
@@ -95,23 +119,19 @@ def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalStat
         return None
     if not entry["at_once"] or need_weights or x.shape[0] != 1:
         return None
-    maps, norms = maps_and_norms(block)
-    found = [packed_weight(layer) for layer in maps if isinstance(layer, nn.Linear)]
-    packed = [weight for weight in found if weight is not None]
-    bf16 = len(packed) == len(found)
-    if not ops.takes("decoder_block", x[:, :1] if bf16 else x):  # in bfloat16 any number of rows
-        return None
     mixer, attention, residual = (children_of(block)[name] for name in ("mixer", "encoder_attn", "mixer_residual"))
-    conv = children_of(mixer)["conv"]
+    conv, is_packed = children_of(mixer)["conv"], packed_weight(children_of(mixer)["in_proj"]) is not None
+    if not ops.takes("decoder_block", x[:, :1] if is_packed else x):  # with packed weights any number of rows
+        return None
     return ops.decoder_block(
         x,
-        parameters_of(maps, norms),
-        packed if bf16 else [],
+        weights_of(block),
         conv.get_incremental_state(incremental_state),
         attention.get_incremental_state(incremental_state),
+        conv_heads=conv.heads,
         heads=attention.num_heads,
         gated=mixer.glu,
         dynamic=isinstance(conv, DynamicConv),
         norm_first=residual.normalize_before,
-        eps=norms[0].eps,
+        eps=residual.layer_norm.eps,
     )

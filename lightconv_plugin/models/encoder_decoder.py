@@ -79,7 +79,8 @@ class LightConvDecoder(TransformerDecoderBase):
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
         if cfg.adaptive_softmax_cutoff:
-            check_bands("adaptive-softmax-cutoff", cfg.adaptive_softmax_cutoff, len(dictionary))
+            width, factor = cfg.decoder.output_dim, cfg.adaptive_softmax_factor
+            check_bands("softmax", cfg.adaptive_softmax_cutoff, len(dictionary), width=width, factor=factor)
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)
@@ -192,6 +193,13 @@ class LightConvModel(PluginModel, TransformerModelBase):
             raise ValueError(
                 "--left-pad-target True puts padding where these decoders look without a mask; leave it out"
             )
+        entries = len(task.source_dictionary), len(task.target_dictionary)
+        if complete.share_all_embeddings and task.source_dictionary != task.target_dictionary:
+            raise ValueError(
+                "--share-all-embeddings, given or set by the architecture, needs a joined dictionary; this data has "
+                f"two, of {entries[0]:,} and {entries[1]:,} entries. Give --no-share-all-embeddings, or prepare the "
+                "data with --joined-dictionary"
+            )
         return super().build_model(complete, task)
 
     @classmethod
@@ -203,7 +211,7 @@ class LightConvModel(PluginModel, TransformerModelBase):
         return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def for_search(self) -> tuple[Any, Any]:
-        """Return encoder and decoder for a search: copies with packed weights where products are in bfloat16."""
+        """Return encoder and decoder for a search: on a processor copies, whose linear layers have packed weights."""
         return with_packed_weights(self.encoder), with_packed_weights(self.decoder)
 
     def graph_refusal(self) -> str | None:

@@ -18,7 +18,7 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
     """Complete and check the options; returns the form that fairseq's decoder takes.
 
     Raises:
-        ValueError: an adaptive input and softmax that cannot share weights.
+        ValueError: an adaptive input and softmax, or output layer, that cannot share weights; and see ``resolve``.
     """
     args = to_namespace(cfg, LightConvLanguageModelConfig)
     fill(args, {**BASE_DECODER, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "tokens_per_sample": 1024})
@@ -34,6 +34,11 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
                 f"softmax; got {own if args.adaptive_input else 'no adaptive input'} and {softmax}. Make them equal, "
                 "or give --no-tie-adaptive-weights"
             )
+    if args.adaptive_input and args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff:
+        raise ValueError(
+            "--share-decoder-input-output-embed needs embeddings of one width, and --adaptive-input has several; give "
+            "--no-adaptive-input, or --adaptive-softmax-cutoff with --tie-adaptive-weights"
+        )
     return TransformerConfig.from_namespace(args)
 
 
@@ -84,7 +89,8 @@ def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
     """Token embeddings, of a width that falls with the words' frequency where asked for."""
     vocab_size = len(dictionary)
     if cfg.adaptive_input:
-        check_bands("adaptive-input-cutoff", cfg.adaptive_input_cutoff or [], vocab_size)
+        width, factor = cfg.decoder.input_dim, cfg.adaptive_input_factor
+        check_bands("input", cfg.adaptive_input_cutoff or [], vocab_size, width=width, factor=factor)
         return AdaptiveEmbedding(
             vocab_size,
             dictionary.pad(),

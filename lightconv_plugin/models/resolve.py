@@ -47,6 +47,10 @@ BASE: dict[str, Any] = {
 VALUED_BOOLS = ("encoder_glu", "decoder_glu", "weight_softmax")
 # these mix all positions they may see, whatever the kernel list says
 WITHOUT_KERNEL = ("attention", "average")
+PROBABILITIES = (
+    *("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout", "adaptive_softmax_dropout"),
+    *("encoder_layerdrop", "decoder_layerdrop"),
+)
 
 
 def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
@@ -84,31 +88,48 @@ def resolve(cfg: Any) -> TransformerConfig:
     """Complete and check the encoder-decoder's options; returns the form that fairseq's encoder and decoder take.
 
     Raises:
-        ValueError: another number of kernel widths than of layers.
+        ValueError: options that contradict each other, or that nothing can be made of; it names their flags.
     """
     args = to_namespace(cfg, LightConvConfig)
     fill(args, {**BASE, "max_source_positions": 1024, "max_target_positions": 1024})
     fill(args, {"decoder_embed_dim": args.encoder_embed_dim, "decoder_ffn_embed_dim": args.encoder_ffn_embed_dim})
     resolve_common(args)
     resolve_side(args, "encoder")
-    resolve_side(args, "decoder")
+    resolve_side(args, "decoder", attends=not args.no_cross_attention)
     return TransformerConfig.from_namespace(args)
 
 
 def resolve_common(args: Namespace) -> None:
-    """Complete in place what the kinds of model share."""
+    """Complete in place what the kinds of model share.
+
+    Raises:
+        ValueError: a probability outside [0, 1], or embeddings and an output layer that cannot be one matrix.
+    """
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
     fill(args, {"weight_normalization": "softmax" if args.weight_softmax else "none"})
     # an empty list takes an architecture's back
     args.adaptive_softmax_cutoff = utils.eval_str_list(args.adaptive_softmax_cutoff or None, type=int)
+    for name in PROBABILITIES:
+        if not 0 <= getattr(args, name, 0.0) <= 1:
+            raise ValueError(f"{_flag(name)} is {getattr(args, name)}; expected a probability, 0 <= p <= 1")
+    shared = args.share_decoder_input_output_embed or getattr(args, "share_all_embeddings", False)
+    if shared and not args.adaptive_softmax_cutoff and args.decoder_output_dim != args.decoder_input_dim:
+        raise ValueError(
+            f"embeddings of width {args.decoder_input_dim} and an output layer of width {args.decoder_output_dim} "
+            "cannot share a matrix; leave --decoder-input-dim and --decoder-output-dim out, or give "
+            "--no-share-all-embeddings and --no-share-decoder-input-output-embed"
+        )
 
 
-def resolve_side(args: Namespace, side: str) -> None:
+def resolve_side(args: Namespace, side: str, *, attends: bool = False) -> None:
     """Complete one stack's options in place: one kernel width a layer; ``side`` is "encoder" or "decoder".
 
+    Args:
+        attends: its blocks have attention to the source.
+
     Raises:
-        ValueError: another number of kernel widths than of layers.
+        ValueError: another number of kernel widths than of layers, or sizes that nothing can be made of.
     """
     embed_dim, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     fill(args, {f"{side}_conv_dim": embed_dim, f"{side}_conv_heads": heads})
@@ -123,15 +144,65 @@ def resolve_side(args: Namespace, side: str) -> None:
             f"layer, or one for all, or change --{side}-layers"
         )
     setattr(args, f"{side}_kernel_size_list", sizes)
+    _check_sizes(args, side, attends=attends)
 
 
-def check_bands(name: str, cutoffs: Sequence[int], types: int) -> None:
-    """Refuse cut-offs of an adaptive layer that do not part a dictionary of ``types`` into bands.
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_sizes(args: Namespace, side: str, *, attends: bool) -> None:
+    """Refuse sizes below 1, heads that do not divide what they share, and kernels without a middle.
+
+    Sizes that the stack's mixer has no use for are left alone.
+    """
+    kind, widths = getattr(args, f"{side}_conv_type"), ["embed_dim", "ffn_embed_dim"]
+    divisors: list[tuple[str, str, str]] = []  # heads, what they share, and where both come from by default
+    if attends or kind in ("attention", "local_attention"):
+        divisors.append(("attention_heads", "embed_dim", ""))
+    if kind in ("lightweight", "dynamic"):
+        default = f" (by default {_flag(f'{side}_attention_heads')} and {_flag(f'{side}_embed_dim')})"
+        divisors.append(("conv_heads", "conv_dim", default))
+    if kind == "dynamic":
+        query = "conv_dim" if getattr(args, f"{side}_query_dim") is None else "query_dim"
+        divisors += [("query_heads", "conv_heads", ""), ("query_heads", query, "")]
+    for name in dict.fromkeys([*widths, *(name for *pair, _ in divisors for name in pair)]):
+        if (value := getattr(args, f"{side}_{name}")) < 1:
+            raise ValueError(f"{_flag(f'{side}_{name}')} is {value}; expected a whole number from 1 on")
+    for heads, width, default in divisors:
+        count, size = getattr(args, f"{side}_{heads}"), getattr(args, f"{side}_{width}")
+        if size % count:
+            raise ValueError(
+                f"{_flag(f'{side}_{heads}')} {count} does not divide {_flag(f'{side}_{width}')} {size}{default}; "
+                "choose a divisor"
+            )
+    if kind in WITHOUT_KERNEL:
+        return
+    sizes, odd = getattr(args, f"{side}_kernel_size_list"), side == "encoder"
+    if wrong := [size for size in sizes if size < 1 or (odd and size % 2 == 0)]:
+        expected = 'odd widths, since "same" padding of others has no middle' if odd else "widths from 1 on"
+        raise ValueError(f"--{side}-kernel-size-list holds {wrong}; expected {expected}, such as 3,7,15,31")
+
+
+def check_bands(layer: str, cutoffs: Sequence[int], types: int, *, width: int, factor: float) -> None:
+    """Refuse bands of an adaptive layer, "input" or "softmax", that nothing can be made of.
+
+    Args:
+        cutoffs: where the bands of a dictionary of ``types`` entries end, but for the last.
+        width: that of the first band; each other is ``factor`` times narrower than the one before.
 
     Raises:
-        ValueError: there are none, they do not rise from above 0, or they end beyond the dictionary.
+        ValueError: there are none, they do not rise from above 0, they end beyond the dictionary, or the last one would
+            have no width.
     """
+    name = f"adaptive-{layer}-cutoff"
     if not cutoffs or [0, *cutoffs] != sorted({0, *cutoffs}) or cutoffs[-1] > types:
         raise ValueError(
             f"--{name} is {cutoffs}; expected numbers that rise, from 1 to at most {types}, the types of the dictionary"
+        )
+    if not factor > 0 or width // factor ** len(cutoffs) < 1:
+        raise ValueError(
+            f"--adaptive-{layer}-factor is {factor:g}, which leaves band {len(cutoffs)} of --{name} {cutoffs} no "
+            f"width: {width} / {factor:g}^{len(cutoffs)}. Give fewer bands, a factor nearer to 1, or a larger "
+            f"--decoder-{'input' if layer == 'input' else 'output'}-dim"
         )

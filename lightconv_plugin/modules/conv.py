@@ -62,7 +62,17 @@ class TimeConv(StepByStep):
         raise NotImplementedError
 
     def kernels(self, query: Tensor) -> Tensor:
-        """Return the normalised kernels that ``predict`` gives the logits of, without DropConnect."""
+        """Return the normalised kernels that are predicted from a query, without DropConnect.
+
+        Args:
+            query: (T, B, Q), where Q is C unless the constructor got ``query_dim``; or (B, T, Q).
+
+        Returns:
+            (T, B, H, K), or (B, T, H, K): in the query's layout.
+
+        Raises:
+            ValueError: a query of another width.
+        """
         return ops.normalize_kernel(self.predict(query), self.normalization)
 
     def check_query(self, x: Tensor, query: Tensor) -> None:
@@ -294,17 +304,24 @@ class LightweightConv(TimeConv):
 class DynamicConv(TimeConv):
     """DynamicConv (section 4): each position predicts its kernels; C * H * K parameters, no bias.
 
+    The parameters are those of a linear layer, or of ``predictor`` where one is given.
+
     Args:
         channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend: as for
             ``LightweightConv``.
         query_dim: Q, the width of what the kernels are predicted from; None for x itself, C.
         query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
             predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
+        predictor: a module to predict the kernels' logits in place of the linear layer. It gives (..., H * K) from a
+            query (..., Q), and must treat every position alike, since a step passes the newest positions alone.
 
     Raises:
-        ValueError: as for ``LightweightConv``, or query_heads that do not divide the heads and the query.
-        TypeError: as for ``LightweightConv``.
+        ValueError: as for ``LightweightConv``; query_heads that do not divide the heads and the query, or with a
+            predictor, which sees the whole query.
+        TypeError: as for ``LightweightConv``, or a predictor that is no module.
     """
+
+    weight_linear: nn.Linear
 
     def __init__(
         self,
@@ -320,6 +337,7 @@ class DynamicConv(TimeConv):
         backend: Backend = "auto",
         query_dim: int | None = None,
         query_heads: int = 1,
+        predictor: nn.Module | None = None,
     ) -> None:
         super().__init__(
             channels,
@@ -340,23 +358,45 @@ class DynamicConv(TimeConv):
                 f"{query_heads} query heads do not divide {heads} heads and a query of {width}; "
                 "choose a divisor of both"
             )
+        if predictor is not None:
+            if not isinstance(predictor, nn.Module):
+                raise TypeError(
+                    f"DynamicConv: predictor is expected as a torch.nn.Module that gives (..., {heads * kernel_size}) "
+                    f"from a query (..., {width}); got {describe(predictor)}"
+                )
+            if query_heads != 1:
+                raise ValueError(
+                    f"DynamicConv: query_heads={query_heads} divides the built-in linear layer, and a predictor was "
+                    "given, which sees the whole query: leave out query_heads"
+                )
         self.query_dim, self.query_heads = query_dim, query_heads
-        # nn.Linear's own initialisation, as in the published models
-        self.weight_linear = nn.Linear(width // query_heads, heads * kernel_size, bias=False)
+        self.predictor = predictor
+        if predictor is None:  # nn.Linear's own initialisation, as in the published models
+            self.weight_linear = nn.Linear(width // query_heads, heads * kernel_size, bias=False)
 
     def predict(self, query: Tensor) -> Tensor:
         """Return the kernels' logits (T, B, H, K) from a query (T, B, Q), in the query's layout.
 
         Raises:
-            ValueError: a query of another width.
+            ValueError: a query of another width, or a predictor that gives something else than (T, B, H * K).
         """
         width = self.channels if self.query_dim is None else self.query_dim
-        if not isinstance(query, Tensor) or query.shape[-1:] != (width,):
+        if not isinstance(query, Tensor) or query.ndim == 0 or query.shape[-1] != width:
             raise ValueError(
                 f"DynamicConv predicts its kernels from a query of width {width}, which is given as query=... if it is "
                 f"not x; got {describe(query)}"
             )
         positions = query.shape[:-1]
+        if self.predictor is not None:
+            logits = self.predictor(query)
+            shape = (*positions, self.heads * self.kernel_size)
+            if not isinstance(logits, Tensor) or logits.shape != shape:
+                raise ValueError(
+                    f"DynamicConv: predictor is expected to give H * K = {self.heads} * {self.kernel_size} numbers a "
+                    f"position, {shape} from a query {tuple(query.shape)}; got {describe(logits)}. Let it end in "
+                    f"torch.nn.Linear(..., {self.heads * self.kernel_size})"
+                )
+            return logits.unflatten(-1, (self.heads, self.kernel_size))
         if self.query_heads == 1:
             return apply_linear(self.weight_linear, query).view(*positions, self.heads, self.kernel_size)
         groups = query.view(*positions, self.query_heads, width // self.query_heads)

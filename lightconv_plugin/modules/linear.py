@@ -73,9 +73,8 @@ def _has_methods_of_source(kind: type[nn.Module]) -> bool:
     if code is None or nn.Module.__call__ is not _MODULE_CALL:
         return False
     name: str = code.co_qualname  # under which it was compiled: functools.wraps leaves it as it is
-    return name == kind.__qualname__ + ".forward" or name in [
-        parent.__qualname__ + ".forward" for parent in kind.__mro__
-    ]
+    # the last: containers have no forward
+    return name in [*(parent.__qualname__ + ".forward" for parent in kind.__mro__), "_forward_unimplemented"]
 
 
 def _is_plain_tensor(parameter: Tensor | None) -> bool:
@@ -93,7 +92,7 @@ def with_packed_weights(module: Any) -> Any:
 
     Only the linear layers and the plain modules around them are copied. The copy shares parameters, state keys and
     everything else with the original, which stays as it is. The copy does not notice weights that change later: make a
-    new one. Where products are computed in float32 there is nothing to pack, and the module itself is returned.
+    new one. Where nothing is packed, as on a GPU, the module itself is returned.
     """
     if not is_plain(module, type(module)):
         return module
@@ -105,6 +104,12 @@ def with_packed_weights(module: Any) -> Any:
     if copies == children:
         return module
     return _with_attributes(type(module), torch_private.with_children(module, copies))
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Return the bytes of all packed weights in a copy that ``with_packed_weights`` made."""
+    packed = (packed_weight(part) for part in dict.fromkeys(modules_of(module)))
+    return sum(weight.nbytes for weight in packed if weight is not None)
 
 
 def _with_attributes(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:

@@ -1,20 +1,31 @@
-"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` has the equations."""
+"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` has the equations.
+
+The way of a call to its CPU kernel:
+
+1. ``modules.conv`` predicts the kernels and calls ``api``, which checks the arguments once.
+2. ``backend`` chooses native code or the reference implementation; ``sequences`` handles packed sentences and states.
+3. ``autograd`` calls the operators that ``library`` has compiled and loaded, and has their gradients.
+4. ``native/csrc/cpu/conv.cpp`` shares units of work, cut as in ``units.inl``, out to torch's threads.
+5. ``native/csrc/cpu/vectors.cpp`` has the kernels for each vector width: ``weights.inl`` normalises them, and
+   ``forward.inl`` and ``backward.inl`` convolve; ``heads.inl`` does so where a head has few channels.
+"""
 
 import os
 
 from lightconv_plugin.ops import backend, library, reference
 from lightconv_plugin.ops.api import dynamic_conv, light_conv
-from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, takes
+from lightconv_plugin.ops.backend import BACKENDS, CHOICES, FEW_ROWS, choose_backend, precision_of_products, takes
 from lightconv_plugin.ops.fused.decode import (
     NEVER,
     Beams,
+    BlockWeights,
     attend,
     attend_with_weights,
     decoder_block,
     search_step,
     step_candidates,
 )
-from lightconv_plugin.ops.fused.linear import bf16_units, linear, pack_weight, set_precision
+from lightconv_plugin.ops.fused.linear import bf16_units, int8_units, linear, pack_weight, set_precision
 from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, residual_norm, smoothed_nll
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
@@ -30,6 +41,7 @@ __all__ = [
     "NEVER",
     "NORMALIZATIONS",
     "Beams",
+    "BlockWeights",
     "attend",
     "attend_with_weights",
     "attention",
@@ -40,10 +52,12 @@ __all__ = [
     "dropout",
     "dynamic_conv",
     "glu_mask",
+    "int8_units",
     "light_conv",
     "linear",
     "normalize_kernel",
     "pack_weight",
+    "precision_of_products",
     "push",
     "reference",
     "reorder_state",

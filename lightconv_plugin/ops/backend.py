@@ -24,7 +24,7 @@ BACKENDS = CHOICES[1:]
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
-products_in_bf16 = False  # see fused.linear.set_precision
+products = "fp32"  # the precision that fused.linear.set_precision chose
 
 # From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
 FEW_ROWS = 24
@@ -66,7 +66,7 @@ class Operator(NamedTuple):
     casts: bool = False
     contiguous: bool = False
     widest: int | None = None
-    replaces: Literal["few rows", "bf16", "fused"] | None = None
+    replaces: Literal["few rows", "bf16", "fused", "packed"] | None = None
 
 
 OPERATORS = {
@@ -81,7 +81,8 @@ OPERATORS = {
     "step_candidates": Operator(),
     "search_step": Operator(types=(torch.float32,), contiguous=True),
     "few_rows_linear": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
-    "bf16_pack": Operator(types=(torch.float32,), contiguous=True, replaces="bf16"),
+    "pack_weight": Operator(types=(torch.float32,), contiguous=True, replaces="packed"),
+    "packed_linear": Operator(types=(torch.float32,), replaces="packed"),
     "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, replaces="bf16"),
     "decoder_block": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
 }
@@ -184,9 +185,14 @@ def _worth_it(replaces: str, x: Tensor) -> bool:
     if torch.compiler.is_compiling():  # whose front cannot read PyTorch's switch
         return False
     if replaces == "bf16":
-        asked = products_in_bf16 or MATMUL.fp32_precision == "bf16"
-        return asked and torch.ops.lightconv.cpu_bf16_units(-1) > 0 and x.numel() > 0
-    return True
+        return x.numel() > 0 and precision_of_products() == "bf16"
+    return replaces != "packed" or x.numel() > 0
+
+
+def precision_of_products() -> str:
+    """Return the precision of products on a processor: that of ``set_precision``, or bf16 by PyTorch's switch."""
+    by_switch = products == "fp32" and MATMUL.fp32_precision == "bf16" and library.load() is None
+    return "bf16" if by_switch and torch.ops.lightconv.cpu_bf16_units(-1) > 0 else products
 
 
 @torch_private.constant

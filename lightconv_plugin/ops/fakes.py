@@ -33,9 +33,14 @@ def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -
     return tuple(like(of) if needed else x.new_empty(0) for of, needed in zip(given, need, strict=True))
 
 
-def bf16_pack(weight: Tensor) -> Tensor:
-    blocks, tiles = (-(-size // of) for size, of in zip(weight.shape, (16, 32), strict=True))
-    return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
+def pack_weight(weight: Tensor, precision: str) -> Tensor:
+    out, inputs = weight.shape
+    blocks, tiles = -(-out // 16), -(-inputs // 32)
+    if precision == "fp32":
+        return weight.new_empty(blocks, inputs, 16)
+    if precision == "bf16":
+        return weight.new_empty(blocks, tiles, 16, 32, dtype=torch.bfloat16)
+    return weight.new_empty(blocks, 16 * (-(-inputs // 64) * 64 + 8), dtype=torch.int8)
 
 
 def candidates(logits: Tensor, _: object, __: object, beams: int, count: int, *___: object) -> tuple[Tensor, ...]:
@@ -63,7 +68,8 @@ FAKES: dict[str, Callable[..., object]] = {
     "residual_norm": residual_norm,
     "residual_norm_backward": residual_norm_backward,
     "bf16_linear_backward": bf16_linear_backward,
-    "bf16_pack": bf16_pack,
+    "pack_weight": pack_weight,
+    "packed_linear": lambda x, _, __, out, ___: x.new_empty(*x.shape[:-1], out),
     "step_candidates": candidates,
 }
 

@@ -53,10 +53,32 @@ def attend(query: Shape, keys: Shape, *_: Any, **__: Any) -> int:
     return 4 * prod(query) * keys[1]
 
 
+def packed_linear(x: Shape, packed: Shape, bias: Shape | None, out: int, *_: Any, **__: Any) -> int:
+    """x (..., in); the shape of packed weights does not tell how many numbers a row gives, ``out`` does."""
+    return 2 * prod(x) * out
+
+
 def decoder_block(
     x: Shape,
-    parameters: Sequence[Shape],
-    packed: Sequence[Shape],
+    in_weight: Shape,
+    in_bias: Shape,
+    kernel: Shape,
+    out_weight: Shape,
+    out_bias: Shape,
+    mixer_norm_weight: Shape,
+    mixer_norm_bias: Shape,
+    query_weight: Shape,
+    query_bias: Shape,
+    attended_weight: Shape,
+    attended_bias: Shape,
+    attention_norm_weight: Shape,
+    attention_norm_bias: Shape,
+    first_weight: Shape,
+    first_bias: Shape,
+    second_weight: Shape,
+    second_bias: Shape,
+    ffn_norm_weight: Shape,
+    ffn_norm_bias: Shape,
     ring: Shape,
     ancestors: Shape,
     position: Shape,
@@ -64,18 +86,29 @@ def decoder_block(
     values: Shape,
     padding: Shape | None,
     sentence: Shape,
+    conv_heads: int,
     heads: int,
     gated: bool,
     dynamic: bool,
     *_: Any,
     **__: Any,
 ) -> int:
-    """All linear layers of the block, its convolution and its attention, for each of N hypotheses (1, N, C)."""
-    layers = [shape for shape in parameters if len(shape) == 2]
-    if not dynamic:
-        del layers[1]  # LightConv's own kernels
-    width, channels = ring[0], ring[2]
-    return 2 * x[1] * (sum(map(prod, layers)) + channels * width) + attend(x, keys)
+    """All linear layers of the block, its convolution and its attention, for each of N hypotheses (1, N, C).
+
+    The widths of layers are those of their biases, since weights may be packed.
+    """
+    width, _rows, channels = ring
+    products = channels * (width + (conv_heads * width if dynamic else 0))
+    for inputs, bias in (
+        (x, in_bias),
+        (ring, out_bias),
+        (x, query_bias),
+        (query_bias, attended_bias),
+        (x, first_bias),
+        (first_bias, second_bias),
+    ):
+        products += inputs[-1] * bias[0]
+    return 2 * x[1] * products + attend((1, x[1], query_bias[0]), keys)
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
@@ -84,6 +117,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "conv_step": convolution,
     "conv_backward": conv_backward,
     "few_rows_linear": linear,
+    "packed_linear": packed_linear,
     "bf16_linear": linear,
     "bf16_linear_backward": linear_backward,
     "attend": attend,

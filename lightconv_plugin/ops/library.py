@@ -35,11 +35,29 @@ _lock = threading.Lock()
 SOURCES = Path(__file__).parent / "native" / "csrc"
 CORE_SECONDS = 90  # that all sources take, on one core of a Xeon at 2.5 GHz
 
+AVX2 = ["-mavx2", "-mfma"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
-# the kernels are compiled once for each vector width, and the widest that the machine has is taken at run time
-KERNELS = "vectors.cpp"
-WIDTHS = {"avx512": (512, AVX512), "avx2": (256, ["-mavx2", "-mfma"]), "baseline": (128, [])}
-X86_FLAGS = {"bf16.cpp": [*AVX512, "-mavx512bf16"]}
+# sources that are compiled for instructions which not every x86-64 has, with the flags of each time; which code runs is
+# decided at run time. vectors.cpp comes first, since it takes longest
+X86_VARIANTS = {
+    "vectors.cpp": [
+        ["-DLIGHTCONV_TABLE=avx512_kernels", "-DLIGHTCONV_BITS=512", *AVX512],
+        ["-DLIGHTCONV_TABLE=avx2_kernels", "-DLIGHTCONV_BITS=256", *AVX2],
+    ],
+    "bf16.cpp": [[*AVX512, "-mavx512bf16"]],
+    "int8.cpp": [
+        ["-DLIGHTCONV_INT8=avx2_int8", *AVX2],
+        ["-DLIGHTCONV_INT8=avx_vnni_int8", *AVX2, "-mavxvnni"],
+        ["-DLIGHTCONV_INT8=avx512_int8", *AVX512],
+        ["-DLIGHTCONV_INT8=avx512_vnni_int8", *AVX512, "-mavx512vnni"],
+    ],
+}
+# and the flags for any machine: vectors.cpp has kernels for all, the others have none
+ANY_VARIANT = {
+    "vectors.cpp": [["-DLIGHTCONV_TABLE=baseline_kernels", "-DLIGHTCONV_BITS=128"]],
+    "bf16.cpp": [],
+    "int8.cpp": [],
+}
 COMMON_FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
     # -O3 would add what the kernels do by hand, and half as much compile time
@@ -49,8 +67,18 @@ COMMON_FLAGS = [
     "--param=large-unit-insns=1000000",
 ]
 
-# bits of the widest vectors that torch's own variable leaves to kernels
-VECTOR_BITS = {"default": 128, "avx2": 256}
+# The variables that limit the instructions of torch's kernels and of oneDNN's limit ours in the same way: bits of the
+# widest vectors, and the best units for products in bfloat16 and of 8-bit integers, by their numbers in
+# fused/linear.py.
+ATEN_LIMITS = {"default": 128, "avx2": 256}
+ONEDNN_LIMITS = {
+    **dict.fromkeys(("SSE41", "AVX"), (128, 0, 0)),
+    "AVX2": (256, 0, 1),
+    **dict.fromkeys(("AVX2_VNNI", "AVX2_VNNI_2"), (256, 0, 3)),
+    "AVX512_CORE": (512, 0, 2),
+    "AVX512_CORE_VNNI": (512, 0, 4),
+    **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16"), (512, 1, 4)),
+}
 
 
 def load() -> str | None:
@@ -84,9 +112,16 @@ def _load() -> str | None:
         )
     fakes.register()
     flops.register()
-    if bits := VECTOR_BITS.get(os.environ.get("ATEN_CPU_CAPABILITY", "")):
-        torch.ops.lightconv.cpu_vector_bits(bits)
+    _limit_instructions()
     return None
+
+
+def _limit_instructions() -> None:
+    onednn = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    bits, bf16, int8 = ONEDNN_LIMITS.get(onednn.upper(), (512, -1, -1))
+    torch.ops.lightconv.cpu_vector_bits(min(bits, ATEN_LIMITS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), bits)))
+    torch.ops.lightconv.cpu_bf16_units(bf16)
+    torch.ops.lightconv.cpu_int8_units(int8)
 
 
 class BuildError(RuntimeError):
@@ -149,7 +184,7 @@ def cached_path() -> Path:
     """Return the path in the cache of a library compiled from these sources. It need not be there."""
     digest = hashlib.sha256(fingerprint_of_sources().encode())
     # a container's C library may be older than that of the machine with which it shares the cache
-    for text in (platform.machine(), repr(platform.libc_ver()), repr((COMMON_FLAGS, WIDTHS, X86_FLAGS))):
+    for text in (platform.machine(), repr(platform.libc_ver()), repr((COMMON_FLAGS, X86_VARIANTS, ANY_VARIANT))):
         digest.update(text.encode() + b"\0")
     return cache_folder() / f"native-{digest.hexdigest()[:16]}.so"
 
@@ -160,17 +195,14 @@ def packaged_path() -> Path:
 
 
 def compilations() -> list[tuple[Path, list[str]]]:
-    """Each source and its flags on this kind of machine; what takes longest comes first."""
+    """Return each source and its flags on this kind of machine; those that take longest come first."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    kernels, others = [], []
-    for path in sorted(SOURCES.rglob("*.cpp")):
-        if path.name == KERNELS:
-            for name, (bits, flags) in WIDTHS.items():
-                if x86 or not flags:
-                    kernels.append((path, [f"-DLIGHTCONV_TABLE={name}_kernels", f"-DLIGHTCONV_BITS={bits}", *flags]))
-        elif x86 or path.name not in X86_FLAGS:
-            others.append((path, X86_FLAGS.get(path.name, [])))
-    return kernels + others
+    sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.name not in X86_VARIANTS)
+    return [
+        (path, flags)
+        for path in sources
+        for flags in [*(X86_VARIANTS.get(path.name, []) if x86 else []), *ANY_VARIANT.get(path.name, [[]])]
+    ]
 
 
 def fingerprint_of_sources() -> str:

@@ -66,15 +66,12 @@ def normalize_kernel(weight: Tensor, normalization: Normalization = "softmax") -
 def prepare_kernel(weight: Tensor, normalization: Normalization, dtype: torch.dtype) -> tuple[Tensor, bool]:
     """Return kernels for a compiled operator, and True if they are logits of which it takes the softmax.
 
-    Logits are of ``dtype``, kernels perhaps of a wider type. Logits that ``dtype`` cannot hold, such as LightConv's
-    parameters under autocast, are normalised before they are rounded.
+    Logits, and kernels that are not normalised, are of ``dtype``; normalised kernels may be of a wider type. Logits
+    that ``dtype`` cannot hold, such as LightConv's parameters under autocast, are normalised before they are rounded.
 
     Raises:
         ValueError: an unknown name.
     """
-    if normalization == "softmax":
-        if weight.dtype == dtype:
-            return weight, True
-        if torch.promote_types(weight.dtype, dtype) == dtype:
-            return weight.to(dtype), True
+    if normalization in ("softmax", "none") and torch.promote_types(weight.dtype, dtype) == dtype:
+        return weight.to(dtype), normalization == "softmax"
     return normalize_kernel(weight, normalization), False

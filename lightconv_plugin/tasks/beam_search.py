@@ -1,9 +1,9 @@
 """fairseq's beam search with the same results in less time."""
 
 import functools
+import itertools
 import logging
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightconv_plugin import ops
 from lightconv_plugin.compat.internals import is_prepared_for_inference
+from lightconv_plugin.modules.linear import packed_bytes
 from lightconv_plugin.tasks.length_penalty import LengthPenalty
 from lightconv_plugin.tasks.search_graphs import CapturedSearch
 from lightconv_plugin.tasks.search_rules import Hypothesis, Rules
@@ -52,9 +53,9 @@ class BeamSearchGenerator(SequenceGenerator):
     not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq shows
     that with --print-alignment alone, which has a generator of its own.
 
-    Weights that are packed for bfloat16 are packed as the generator is made, from models that were prepared for
-    inference, as ``fairseq-generate`` and the hub do: make another generator when their weights have changed. Of other
-    models each search packs them anew.
+    On a CPU weights of our own models are packed as the generator is made (``with_packed_weights``), in the precision
+    that products have then, from models that were prepared for inference, as ``fairseq-generate`` and the hub do: make
+    another generator when their weights have changed. Of other models each search packs them anew.
 
     Args:
         stepwise_length_penalty: alpha of ``LengthPenalty``, at every step; None for fairseq's search.
@@ -96,13 +97,27 @@ class BeamSearchGenerator(SequenceGenerator):
         # prepared for inference, models keep their weights; those that --eval-bleu searches with go on learning
         keep = all(map(is_prepared_for_inference, self.model.models))
         self._held = self._parts() if keep and self._refused is None else None
+        if self._held is not None:
+            self._report_packed(self._held)
 
     def _parts(self) -> list[tuple[Any, Any]]:
-        """Each model's encoder and decoder, as a search calls them."""
+        """Return each model's encoder and decoder, as a search calls them."""
         return [
             model.for_search() if hasattr(model, "for_search") else (model.encoder, model.decoder)
             for model in self.model.models
         ]
+
+    def _report_packed(self, parts: list[tuple[Any, Any]]) -> None:
+        """Log the memory that packed weights take beside the models', which stay as they are."""
+        packed = sum(packed_bytes(module) for pair in parts for module in pair)
+        if packed:
+            held = sum(p.nbytes for p in dict.fromkeys(itertools.chain(*(m.parameters() for m in self.model.models))))
+            logger.info(
+                "lightconv_plugin: weights packed for the search in %s: %.1f MiB, beside the %.1f MiB of the models",
+                ops.precision_of_products(),
+                packed / 2**20,
+                held / 2**20,
+            )
 
     def _refusal(self) -> str | None:
         """Return why fairseq's generator must do the search, in words; None if it need not."""
@@ -158,21 +173,24 @@ class BeamSearchGenerator(SequenceGenerator):
         if by_graphs:
             return self._captured(source, bos=bos, min_len=self.min_len, max_len=max_len)
         encoders, decoders = zip(*(self._held or self._parts()), strict=True)
-        read = [encoder.forward_torchscript(net_input) for encoder in encoders]
+        encoder_outs = [encoder.forward_torchscript(net_input) for encoder in encoders]
         states: list[dict[str, Any]] = [{} for _ in models]
-        rules, beam = self.rules, self.beam_size
-        beams = rules.beams(len(source), max_len + 1, source.device)
+        # our decoders keep what steps need of the source in the state; fairseq's are given it in their rows' order
+        stateful = [decoder.stateful if hasattr(decoder, "read_source") else None for decoder in decoders]
+        rules, beam, sentences = self.rules, self.beam_size, len(source)
+        beams = rules.beams(sentences, max_len + 1, source.device)
         beams.limits[1], beams.limits[2] = self.min_len, max_len
-        # a row is a hypothesis; those of a sentence lie together, and before the first token they are one
-        tokens = torch.full((len(source), max_len + 1), self.pad, dtype=torch.long, device=source.device)
+        # A decoder's rows are those of the sentences that go on: row n is the hypothesis n % width of the sentence
+        # searched[n // width]. Before the first token a sentence has one.
+        searched, width = torch.arange(sentences, device=source.device), 1
+        tokens = torch.full((sentences, max_len + 1), self.pad, dtype=torch.long, device=source.device)  # of each row
         tokens[:, 0] = bos
-        scores, width = torch.zeros(len(source), device=source.device), 1
-        searched = torch.arange(len(source), device=source.device)  # those that go on, in the order of their rows
+        scores = torch.zeros(sentences, device=source.device)  # of each row
 
         for step in range(max_len + 1):
             logits = [
                 decoder(tokens[:, : step + 1], encoder_out=encoder_out, incremental_state=state)[0][:, -1]
-                for decoder, encoder_out, state in zip(decoders, read, states, strict=True)
+                for decoder, encoder_out, state in zip(decoders, encoder_outs, states, strict=True)
             ]
             values, words, parents = ops.step_candidates(
                 # fairseq lets the first token be repeated by itself
@@ -187,34 +205,35 @@ class BeamSearchGenerator(SequenceGenerator):
                 unk=self.unk,
                 unk_penalty=self.unk_penalty,
             )
-            if len(searched) < len(source):  # those that are over have none
+            if len(searched) < sentences:  # to all sentences: those that are over have no candidates
                 values, words, parents = (
-                    each.new_full((len(source), 2 * beam), nothing).index_copy(0, searched, each)
-                    for each, nothing in ((values, -math.inf), (words, 0), (parents, 0))
+                    candidates.new_full((sentences, 2 * beam), missing).index_copy(0, searched, candidates)
+                    for candidates, missing in ((values, -math.inf), (words, 0), (parents, 0))
                 )
             ops.search_step(values, words, parents, beams, eos=self.eos, stepwise=rules.stepwise)
 
-            kept = beams.open.index_select(0, searched).nonzero().flatten()  # for its size alone a GPU is waited for
-            if step == max_len or not len(kept):
+            going_on = (
+                beams.open.index_select(0, searched).nonzero().flatten()
+            )  # for its size alone a GPU is waited for
+            if step == max_len or not len(going_on):
                 break
-            searched = searched.index_select(0, kept)
+            searched = searched.index_select(0, going_on)
             parent, newest, scores = (
-                each.view(-1, beam).index_select(0, searched)
-                for each in (beams.order % beam, beams.newest, beams.scores)
+                value.view(-1, beam).index_select(0, searched)
+                for value in (beams.order % beam, beams.newest, beams.scores)
             )
-            order, scores = (width * kept.unsqueeze(1) + parent).flatten(), scores.flatten()
+            order, scores = (width * going_on.unsqueeze(1) + parent).flatten(), scores.flatten()
             width = beam
             tokens = tokens.index_select(0, order)
             tokens[:, step + 1] = newest.flatten()
-            self._reorder(decoders, read, states, order)
-        return rules.results(beams, len(source))
-
-    def _reorder(self, decoders: Sequence[Any], read: list[Any], states: list[dict[str, Any]], order: Tensor) -> None:
-        """Have row n of each model's state, and of what it has read, be row order[n]."""
-        for number, (model, decoder, state) in enumerate(zip(self.model.models, decoders, states, strict=True)):
-            decoder.reorder_incremental_state_scripting(state, order)
-            if not hasattr(decoder, "read_source"):  # else the state holds what steps need of the source
-                read[number] = model.encoder.reorder_encoder_out(read[number], order)
+            for number, (modules, state) in enumerate(zip(stateful, states, strict=True)):
+                if modules is None:
+                    decoders[number].reorder_incremental_state_scripting(state, order)
+                    encoder_outs[number] = models[number].encoder.reorder_encoder_out(encoder_outs[number], order)
+                    continue
+                for module in modules:
+                    module.reorder_incremental_state(state, order)
+        return rules.results(beams, sentences)
 
 
 def _has_graph(model: Any) -> bool:

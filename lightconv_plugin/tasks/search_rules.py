@@ -1,4 +1,21 @@
-"""The part of beam search that is the same with CUDA graphs and without: its options, beams and results."""
+"""The part of beam search that is the same with CUDA graphs and without: its options, its state and its results.
+
+A search of S sentences with a beam of B has N = S * B rows. A row is a hypothesis that goes on; those of a sentence lie
+together, the best first. Of every step the state (``ops.Beams``) keeps what each row added and which row of the step
+before it continued. For two sentences and a beam of 3:
+
+    row          0   1   2 | 3   4   5
+    sentence     0   0   0 | 1   1   1        row // B
+    rank         0   1   2 | 0   1   2        row % B
+    step 0  words       a   b   c | ...
+    step 1  parents     0   0   2 | ...       row 1 continues row 0 of step 0: its tokens are a e
+            words       d   e   f | ...
+    step 2  parents     1   0   1 | ...       row 0 continues row 1 of step 1: its tokens are a e g
+            words       g   h   i | ...
+
+A hypothesis that ended in step t is known by t and by the row of step t - 1 that it continued: (3, 0) is a e g and the
+end. Following ``parents`` back to step 0 gives its tokens. Before step 0 all rows of a sentence are the same.
+"""
 
 import itertools
 import math
@@ -40,7 +57,7 @@ class Rules:
     ngram: int = 0
 
     def joint_logits(self, logits: list[Tensor], tokens: Tensor) -> Tensor:
-        """Logits (N, V) whose probabilities are the mean of those of several models, but 0 for a repeated n-gram.
+        """Return logits (N, V) whose probabilities are the mean of several models', but 0 for a repeated n-gram.
 
         Nothing here waits for a GPU.
 
@@ -50,29 +67,29 @@ class Rules:
         """
         joint = logits[0]
         if len(logits) > 1:
-            logs = [torch.log_softmax(each.float() / self.temperature, dim=1) for each in logits]
-            joint = self.temperature * torch.stack(logs).logsumexp(dim=0)
+            log_probabilities = [torch.log_softmax(each.float() / self.temperature, dim=1) for each in logits]
+            joint = self.temperature * torch.stack(log_probabilities).logsumexp(dim=0)
         if not self.ngram:
             return joint
-        # the softmax is over all logits, so pad, which is never taken, gets the probability that others lose
+        # the softmax is over all logits, so pad, which is never taken, gets the probability that banned tokens lose
         joint = joint.float()
-        lost = self._repeating(tokens).sort(dim=1).values
-        counted = F.pad(lost[:, 1:] == lost[:, :-1], (1, 0)) | (lost == self.pad)
-        parts = joint.gather(1, lost).masked_fill(counted, -math.inf)
-        together = torch.cat([joint[:, self.pad : self.pad + 1], parts], dim=1) / self.temperature
-        left = joint.scatter(1, lost, -math.inf)
-        left[:, self.pad : self.pad + 1] = self.temperature * together.logsumexp(dim=1, keepdim=True)
-        return left
+        banned = self._repeating(tokens).sort(dim=1).values
+        is_counted = F.pad(banned[:, 1:] == banned[:, :-1], (1, 0)) | (banned == self.pad)
+        lost = joint.gather(1, banned).masked_fill(is_counted, -math.inf)
+        of_pad = torch.cat([joint[:, self.pad : self.pad + 1], lost], dim=1) / self.temperature
+        allowed = joint.scatter(1, banned, -math.inf)
+        allowed[:, self.pad : self.pad + 1] = self.temperature * of_pad.logsumexp(dim=1, keepdim=True)
+        return allowed
 
     def _repeating(self, tokens: Tensor) -> Tensor:
-        """Tokens (N, windows) by which rows of tokens (N, T) would repeat an n-gram; pad where they would not."""
+        """Return the tokens (N, windows) by which rows (N, T) would repeat an n-gram; pad where they would not."""
         tokens = F.pad(tokens, (self.ngram, 0), value=self.pad)  # at least one window
         windows, newest = tokens.unfold(1, self.ngram, 1), tokens[:, tokens.shape[1] - self.ngram + 1 :]
         repeated = (windows[:, :, :-1] == newest.unsqueeze(1)).all(dim=2)
         return windows[:, :, -1].masked_fill(~repeated, self.pad)
 
     def beams(self, sentences: int, longest: int, device: Any) -> ops.Beams:
-        """Beams before the first step of a search for hypotheses of up to ``longest`` tokens, the end included."""
+        """Return the state before the first step of a search for hypotheses of up to ``longest`` tokens and the end."""
         rows = sentences * self.beam
 
         def make(*shape: int, value: float = 0, dtype: torch.dtype = torch.long) -> Tensor:
@@ -98,38 +115,65 @@ class Rules:
         )
 
     def results(self, beams: ops.Beams, sentences: int) -> list[list[Hypothesis]]:
-        """Hypotheses of the first sentences in fairseq's form, on the CPU, each sentence's best first.
+        """Return the hypotheses of the first sentences in fairseq's form, on the CPU, each sentence's best first.
+
+        Below, S are the sentences, B the beam, T the steps of the longest hypothesis, and E = S * B its slots for
+        hypotheses that ended.
 
         Raises:
             RuntimeError: a sentence has not come to its end.
         """
-        if stuck := int(beams.open.sum()):
-            raise RuntimeError(_NO_END.format(stuck, int(beams.limits[2])))
-        last, row, totals = (held[:sentences].cpu() for held in (beams.steps, beams.rows, beams.totals))
-        longest = int(last.max()) + 1
-        words, parents, sums = (table[:longest].cpu() for table in (beams.words, beams.parents, beams.sums))
-        path = torch.zeros(longest, row.numel(), dtype=torch.long)  # of each step the row, which goes on as that word
-        row, before = row.flatten(), last.flatten() > torch.arange(longest).unsqueeze(1)
-        for step in reversed(range(longest - 1)):
-            path[step] = row
-            row = torch.where(before[step], parents[step].gather(0, row), row)
+        if unfinished := int(beams.open.sum()):
+            raise RuntimeError(_NO_END.format(unfinished, int(beams.limits[2])))
+        end_step, row, totals = (held[:sentences].cpu() for held in (beams.steps, beams.rows, beams.totals))  # (S, B)
+        longest = int(end_step.max()) + 1
+        words, parents, sums = (table[:longest].cpu() for table in (beams.words, beams.parents, beams.sums))  # (T, N)
+        rows = self._trace_back(parents, row.flatten(), end_step.flatten(), longest)
 
         penalties = torch.tensor([length**self.penalty for length in range(1, longest + 1)], dtype=totals.dtype)
-        scores = totals / penalties[last]
-        best = (-scores).masked_fill(last == ops.NEVER, math.inf).sort(dim=1, stable=True).indices
-        last, scores, totals = (each.gather(1, best) for each in (last, scores, totals))
-        of_best = best.unsqueeze(2).expand(-1, -1, longest)
-        words, sums = (each.gather(1, path).t().reshape(*last.shape, -1).gather(1, of_best) for each in (words, sums))
-        end = last.clamp(min=0).unsqueeze(2)
-        words.scatter_(2, end, self.eos)
-        sums.scatter_(2, end, totals.unsqueeze(2))
-        sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]
-
-        there, written = last != ops.NEVER, torch.arange(longest) <= last.unsqueeze(2)
-        lengths, none = (last[there] + 1).tolist(), torch.empty(0)
-        parts = zip(words[written].split(lengths), scores[there], sums[written].split(lengths), strict=True)
-        found = (
-            {"tokens": own, "score": score, "attention": none, "alignment": none, "positional_scores": each}
-            for own, score, each in parts
+        scores = totals / penalties[end_step]
+        order = (
+            (-scores).masked_fill(end_step == ops.NEVER, math.inf).sort(dim=1, stable=True).indices
+        )  # the best first
+        end_step, scores, totals = (value.gather(1, order) for value in (end_step, scores, totals))
+        order = order.unsqueeze(2).expand(-1, -1, longest)
+        # (T, N) by the rows of each hypothesis to (S, B, T)
+        words, sums = (
+            table.gather(1, rows).t().reshape(*end_step.shape, -1).gather(1, order) for table in (words, sums)
         )
-        return [list(itertools.islice(found, count)) for count in there.sum(dim=1).tolist()]
+        last = end_step.clamp(min=0).unsqueeze(2)
+        words.scatter_(2, last, self.eos)
+        sums.scatter_(2, last, totals.unsqueeze(2))
+        sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]  # sums of log-probabilities to those of each token
+
+        has_ended, is_written = end_step != ops.NEVER, torch.arange(longest) <= end_step.unsqueeze(2)
+        lengths, empty = (end_step[has_ended] + 1).tolist(), torch.empty(0)
+        hypotheses = (
+            {
+                "tokens": tokens,
+                "score": score,
+                "attention": empty,
+                "alignment": empty,
+                "positional_scores": token_scores,
+            }
+            for tokens, score, token_scores in zip(
+                words[is_written].split(lengths), scores[has_ended], sums[is_written].split(lengths), strict=True
+            )
+        )
+        return [list(itertools.islice(hypotheses, count)) for count in has_ended.sum(dim=1).tolist()]
+
+    @staticmethod
+    def _trace_back(parents: Tensor, row: Tensor, end_step: Tensor, longest: int) -> Tensor:
+        """Return the rows (T, E) whose tokens make up E hypotheses; behind a hypothesis' end any row.
+
+        Args:
+            parents: (T, N).
+            row: (E,), the row that each ended from.
+            end_step: (E,), the step in which it ended.
+        """
+        rows = torch.zeros(longest, len(row), dtype=torch.long)
+        goes_on = end_step > torch.arange(longest).unsqueeze(1)  # (T, E)
+        for step in reversed(range(longest - 1)):
+            rows[step] = row
+            row = torch.where(goes_on[step], parents[step].gather(0, row), row)
+        return rows

@@ -8,6 +8,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from lightconv_plugin import limits
 from lightconv_plugin.tasks.beam_search import BeamSearchGenerator
 from lightconv_plugin.units import clean_text
 
@@ -71,8 +72,12 @@ class FastTranslationTask(TranslationTask):
         """As fairseq's; a generator asked for by name, and the one of --print-alignment, are fairseq's own.
 
         Raises:
-            ValueError: those and a stepwise length penalty are asked for, or others that do not go together.
+            ValueError: those and a stepwise length penalty are asked for, or others that do not go together; a flag has
+                a value that no search can have.
         """
+        if refusal := limits.refused(args):
+            name, expected = refusal
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}, {expected}")
         alpha = getattr(self.cfg, "stepwise_length_penalty", None)
         if seq_gen_cls is None and not getattr(args, "print_alignment", False):
             seq_gen_cls = BeamSearchGenerator

@@ -25,12 +25,13 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.fairseq_task import StatefulContainer
 from torch import Tensor, nn
 
+from lightconv_plugin.modules.window import StateKey
 from lightconv_plugin.ops import torch_private
 
 # A copy refers to the same objects of these types: attributes of modules, of a task and of its state, which pickle
 # cannot read, are copied each by itself, tensors are put back by their contents, and no update changes the others.
 SHARED = (
-    *(Tensor, nn.Module, torch.jit.ScriptFunction),
+    *(Tensor, nn.Module, StateKey, torch.jit.ScriptFunction),
     *(Dictionary, EpochBatchIterating, FairseqTask, StatefulContainer, torch.utils.data.Dataset),
     *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, weakref.ReferenceType),
 )

@@ -55,6 +55,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if name in ("train", "decode"):
             add("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
         if name == "decode":
+            worked = (
+                "time searches by the seconds that processors work, and take the least: for a machine that others load"
+            )
+            add("--cpu-seconds", action="store_true", help=f"{worked} (with OMP_NUM_THREADS=1)")
             add("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
             add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
         if name == "train":

@@ -6,6 +6,7 @@ leave both half as fast.
 
 import importlib.util
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -46,7 +47,7 @@ class Translator:
                 words.save(f"{folder}/dict.{language}.txt")
             converter.submit(_convert, folder).result()
             place = {"device": device.type, "device_index": device.index or 0, "compute_type": compute_type}
-            self.process.submit(_load, f"{folder}/converted", place, torch.get_num_threads()).result()
+            self.pid: int = self.process.submit(_load, f"{folder}/converted", place, torch.get_num_threads()).result()
 
     def run(self, source: "torch.Tensor", *, beam: int, length: int) -> Callable[[], None]:
         """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
@@ -74,11 +75,13 @@ def _convert(folder: str) -> None:
     converter.convert(f"{folder}/converted")
 
 
-def _load(folder: str, place: dict[str, Any], threads: int) -> None:
+def _load(folder: str, place: dict[str, Any], threads: int) -> int:
+    """Load the model in this process, whose number is returned."""
     import ctranslate2
 
     global _loaded
     _loaded = ctranslate2.Translator(folder, **place, intra_threads=threads)
+    return os.getpid()
 
 
 def _translate(sentences: list[list[str]], beam: int, length: int) -> list[int]:

@@ -1,6 +1,5 @@
 """``scripts.bench decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
 
-import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -11,7 +10,16 @@ import torch
 from lightconv_plugin import ops
 from scripts.bench import ctranslate2
 from scripts.bench.operators import Shape, fairseq_layer
-from scripts.bench.timing import Row, median_times, precisions, products_in, spread, take_turns
+from scripts.bench.timing import (
+    Row,
+    clock_of,
+    median_times,
+    precisions,
+    products_in,
+    spread,
+    take_turns,
+    typical_of,
+)
 from scripts.fairseq_io.models import TaskAndModel, translation
 
 WIDTH, BEAM = 31, 4
@@ -108,15 +116,19 @@ class Search:
 
 
 def measure_search(args: Namespace, device: torch.device, precisions: list[str], peers: list[str]) -> Iterator[Row]:
-    """Beam 4 with the IWSLT architectures and random weights; every model writes ``args.length`` words.
+    """Measure beam 4 with the IWSLT architectures and random weights; every model writes ``args.length`` words.
 
-    ``precisions``: fp32 first; of the products of fairseq's Transformer and of our own search. fp16, for a GPU, is that
-    of whole models, fairseq's LightConv too, and is compared with its own Transformer. ``peers``: types that
-    CTranslate2 computes in.
+    Args:
+        args: of the command.
+        device: where the searches run.
+        precisions: fp32 first. Those of products apply to our own search and, but for int8, to fairseq's Transformer;
+            fp16, for a GPU, is that of whole models, fairseq's LightConv too, and compared with its own Transformer.
+        peers: types that CTranslate2 computes in.
     """
     length, whole = args.length, [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]
-    entries = [(*BASELINE[:2], [], precisions), ("lightconv_iwslt_de_en", "translation", lightweight, whole)]
+    theirs = [name for name in precisions if name != "int8"]
+    entries = [(*BASELINE[:2], [], theirs), ("lightconv_iwslt_de_en", "translation", lightweight, whole)]
     for arch in ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"):
         entries += [(arch, "translation", [], ["fp32"])] if device.type == "cpu" else []
         entries += [(arch, "pla_translation", [], precisions)]
@@ -138,10 +150,10 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
         for name, peer in translators.items():
             cases[BASELINE[0], "CTranslate2", name] = peer.run(source, beam=BEAM, length=length)
             made_by[BASELINE[0], "CTranslate2", name] = lambda: "CTranslate2"
-        turns = take_turns(cases, args.seconds)
+        turns = take_turns(cases, args.seconds, clock_of(args, [peer.pid for peer in translators.values()]))
         for (arch, task, precision), times in turns.items():
-            taken = statistics.median(times)
-            baseline = statistics.median(turns[*BASELINE[:2], "fp16" if precision == "fp16" else "fp32"])
+            taken = typical_of(args, times)
+            baseline = typical_of(args, turns[*BASELINE[:2], "fp16" if precision == "fp16" else "fp32"])
             yield [
                 ("model", "{}", arch),
                 ("task", "{}", task),

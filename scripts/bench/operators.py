@@ -21,6 +21,8 @@ from scripts.bench.timing import Row, median_times
 
 CONVOLUTIONS = {"light": ops.light_conv, "dynamic": ops.dynamic_conv}
 OURS = "ours"
+# a kernel for each channel, H = C, as in today's linear-attention blocks
+BY_CHANNEL = [(2048, 1, 3072, 4), (128, 8, 512, 4)]  # T, B, C, K
 LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
 LAYERS = {
     "light": ("lightweight_convolution", "LightweightConv1dTBC"),
@@ -91,6 +93,7 @@ def fairseq_layer(kind: str, shape: Shape, x: Tensor, kernels: Tensor) -> tuple[
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
     """Return what ``ops`` measures."""
     yield measure(args, device)
+    yield measure_by_channel(args, device)
 
 
 def measure(args: Namespace, device: torch.device) -> Iterator[Row]:
@@ -147,3 +150,51 @@ def cases(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device)
     q, k, v = (random(B, H, T, C // H) for _ in range(3))
     result["sdpa"] = Case(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal), [q, k, v])
     return result
+
+
+def measure_by_channel(args: Namespace, device: torch.device) -> Iterator[Row]:
+    """Yield a row for each operator, size of ``BY_CHANNEL`` and pass; ratios are a peer's time over ours."""
+    dtype = getattr(torch, args.dtype)
+    for operator, (T, B, C, K), backward in product(CONVOLUTIONS, BY_CHANNEL, (False, True)):
+        shape = Shape(T, B, C, C, K, causal=True)
+        built = cases_by_channel(operator, shape, dtype, device)
+        calls: dict[str, Callable[[], object]] = {name: case.timed(backward) for name, case in built.items()}
+        calls["copy"] = copy_of(built[OURS], backward)
+        times = median_times(calls, args.seconds)
+        yield [
+            ("H = C, K = 4", "{}", operator),
+            ("pass", "{}", "fwd+bwd" if backward else "fwd"),
+            ("T", "{}", T),
+            ("B", "{}", B),
+            ("C", "{}", C),
+            ("ours ms", "{:.2f}", times[OURS] * 1e3),
+            ("naive", "{:.1f}x", times["naive"] / times[OURS]),
+            ("copy ms", "{:.2f}", times["copy"] * 1e3),
+            ("time / the copy's", "{:.2f}", times[OURS] / times["copy"]),
+        ]
+
+
+def cases_by_channel(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Case]:
+    """The operator with given kernels that are not normalised, batch first, and the same in PyTorch by ``unfold``."""
+    x = torch.randn(shape.B, shape.T, shape.C, device=device, dtype=dtype, requires_grad=True)
+    positions = () if operator == "light" else x.shape[:2]
+    kernels = torch.randn(*positions, shape.H, shape.K, device=device, dtype=dtype, requires_grad=True)
+    options = {"padding_l": shape.padding_l, "normalization": "none", "batch_first": True}
+
+    def naive() -> Tensor:
+        windows = F.pad(x, (0, 0, shape.padding_l, 0)).unfold(1, shape.K, 1)  # (B, T, C, K)
+        return (windows * kernels).sum(-1)
+
+    inputs = [x, kernels]
+    return {OURS: Case(partial(CONVOLUTIONS[operator], *inputs, **options), inputs), "naive": Case(naive, inputs)}
+
+
+def copy_of(case: Case, backward: bool) -> Callable[[], list[Tensor]]:
+    """Copy each tensor that the pass must read or write, into memory that is there already.
+
+    Forward these are the inputs and the result; backward also the result's gradient, the inputs, and their gradients.
+    """
+    x, kernels = (tensor.detach() for tensor in case.inputs)
+    tensors = [x, kernels, x] + ([x, x, kernels, x, kernels] if backward else [])
+    pairs = [(tensor, torch.zeros_like(tensor)) for tensor in tensors]
+    return lambda: [to.copy_(tensor) for tensor, to in pairs]

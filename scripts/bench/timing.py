@@ -1,10 +1,15 @@
-"""Timing that survives a busy machine: the cases take turns, and the median of the turns counts."""
+"""Timing that survives a busy machine: the cases take turns, and the median of the turns counts.
+
+Where others load the machine all the time, ``clock_of`` gives the processor's time in place of the wall's, of which the
+least of the turns counts (``typical_of``).
+"""
 
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from timeit import timeit
 from typing import Any, TypeVar
 
@@ -13,7 +18,7 @@ from torch.utils.benchmark import timer  # a clock that waits for the GPU
 
 from data_prep.common.provenance import processor
 from lightconv_plugin import ops
-from scripts.fairseq_io.precision import bf16_reasons
+from scripts.fairseq_io.precision import processor_reasons
 
 TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
 MIN_TURNS = 5
@@ -23,18 +28,26 @@ Row = list[tuple[str, str, Any]]  # of a table: each heading, form and value
 
 
 def precisions(args: Namespace) -> list[str]:
-    """The precisions that are measured, fp32 first: bf16 where a CPU has the units, fp16 for a search on a GPU."""
+    """Return the precisions that are measured, fp32 first.
+
+    On a CPU bf16, and int8 for searches, where it has the units; on a GPU fp16 for searches.
+    """
+    searches = args.what == "decode"
     if args.device != "cpu":
-        return ["fp32", "fp16"] if args.what == "decode" else ["fp32"]
-    if lacking := bf16_reasons()["unsupported"]:
-        print(f"not measured in bf16: {lacking}")
-    return ["fp32"] if lacking else ["fp32", "bf16"]
+        return ["fp32", "fp16"] if searches else ["fp32"]
+    chosen = ["fp32"]
+    for precision in ("bf16", *(["int8"] if searches else [])):
+        if reason := processor_reasons()[precision]:
+            print(f"not measured in {precision}: {reason}")
+        else:
+            chosen.append(precision)
+    return chosen
 
 
 @contextmanager
 def products_in(precision: str, arch: str) -> Iterator[None]:
     """Have products on a CPU in ``precision``: ours by our switch, others by PyTorch's; fp16 is a model's own type."""
-    before = MATMUL.fp32_precision
+    previous = MATMUL.fp32_precision
     if arch.startswith("pla_"):
         ops.set_precision("fp32" if precision == "fp16" else precision)
     else:
@@ -43,11 +56,13 @@ def products_in(precision: str, arch: str) -> Iterator[None]:
         yield
     finally:
         ops.set_precision("fp32")
-        MATMUL.fp32_precision = before
+        MATMUL.fp32_precision = previous
 
 
-def take_turns(cases: Mapping[Name, Callable[[], object]], seconds: float) -> dict[Name, list[float]]:
-    """Seconds a call of each case in each of the turns that all cases take one after the other.
+def take_turns(
+    cases: Mapping[Name, Callable[[], object]], seconds: float, clock: Callable[[], float] = timer
+) -> dict[Name, list[float]]:
+    """Return the seconds per call of each case in each of the turns that all cases take one after the other.
 
     There are ``MIN_TURNS`` at least, for about ``seconds`` a case. A first call, unmeasured, warms each case up.
     """
@@ -55,13 +70,36 @@ def take_turns(cases: Mapping[Name, Callable[[], object]], seconds: float) -> di
     calls = {}
     for name, case in cases.items():
         case()
-        calls[name] = max(1, round(turn / max(timeit(case, timer=timer, number=1), 1e-7)))
+        calls[name] = max(1, round(turn / max(timeit(case, timer=clock, number=1), 1e-7)))
     turns: dict[Name, list[float]] = {name: [] for name in cases}
     deadline = time.perf_counter() + seconds * len(cases)
     while min(map(len, turns.values())) < MIN_TURNS or time.perf_counter() < deadline:
         for name, case in cases.items():
-            turns[name].append(timeit(case, timer=timer, number=calls[name]) / calls[name])
+            turns[name].append(timeit(case, timer=clock, number=calls[name]) / calls[name])
     return turns
+
+
+def clock_of(args: Namespace, other_processes: Iterable[int] = ()) -> Callable[[], float]:
+    """Return the clock that is measured by: the wall's, or with --cpu-seconds the time that processors have worked.
+
+    Args:
+        other_processes: those that work for a case, beside this one.
+    """
+    if not args.cpu_seconds:
+        return timer
+    processes = list(other_processes)
+    return lambda: time.process_time() + sum(map(cpu_seconds, processes))
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the seconds that the threads of another process have run."""
+    files = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def typical_of(args: Namespace, times: Sequence[float]) -> float:
+    """Return the time that stands for those of several turns."""
+    return min(times) if args.cpu_seconds else statistics.median(times)
 
 
 def median_times(cases: Mapping[Name, Callable[[], object]], seconds: float) -> dict[Name, float]:
@@ -76,7 +114,11 @@ def spread(times: Sequence[float]) -> float:
 
 
 def machine(device: torch.device) -> str:
-    """The machine in a line, for the head of a table."""
+    """Return the machine and the instructions that are used in a line, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    ours = (
+        f"our kernels {torch.ops.lightconv.cpu_vector_bits(0)} bits, bf16 {ops.bf16_units()}, int8 {ops.int8_units()}"
+    )
+    theirs = f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    return f"{processor()}, {torch.get_num_threads()} threads, {theirs}; {ours}"

@@ -1,8 +1,8 @@
-"""Scores and differences of scores with their 95% intervals.
+"""Scores and differences of scores with their 95% confidence intervals.
 
-An interval has two parts, as of independent errors: the test set's, by paired bootstrap, and the seeds', by one
-deviation, pooled over the models of several seeds. That is a rough estimate from few seeds, so the interval is
-Student's, with Satterthwaite's degrees of freedom.
+An interval covers two independent errors: that of the choice of test sentences, estimated by paired bootstrap, and that
+of the choice of seeds, estimated by one variance, pooled over the models with several seeds. That variance comes from
+few seeds, so the interval uses Student's t distribution with Satterthwaite's degrees of freedom.
 """
 
 import math
@@ -17,31 +17,31 @@ from data_prep.common.errors import UserError
 from scripts.compare.plan import Run
 from scripts.scoring.significance import standard_error
 
-HELD, FAILED, UNDECIDED = "held", "did not hold", "cannot be told at this size"
+HELD, FAILED, UNDECIDED = "held", "did not hold", "undecided"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A score, or a difference of two, and half its 95% interval; None where nothing tells how sure it is."""
+    """A score or a difference of two scores, and half the width of its 95% interval; None if no error is known."""
 
     value: float
     half: float | None
 
     @property
     def low(self) -> float | None:
-        """The lower end."""
+        """Lower end, or None."""
         return None if self.half is None else self.value - self.half
 
     @property
     def high(self) -> float | None:
-        """The upper end."""
+        """Upper end, or None."""
         return None if self.half is None else self.value + self.half
 
     def __str__(self) -> str:
         return f"{self.value:+.2f}" + ("" if self.half is None else f" [{self.low:+.2f}, {self.high:+.2f}]")
 
     def verdict(self, at_least: float) -> str:
-        """Return whether the difference is at least so much."""
+        """Return HELD if the whole interval is at or above ``at_least``, FAILED if it is below, UNDECIDED otherwise."""
         margin = self.value - at_least
         if self.half is None or -self.half <= margin < self.half:
             return UNDECIDED
@@ -49,14 +49,14 @@ class Interval:
 
 
 class SeedVariance(NamedTuple):
-    """The variance of a score over the seeds, and its degrees of freedom."""
+    """Variance of a score over the seeds, and the degrees of freedom of that estimate."""
 
     variance: float
     freedom: int
 
 
 def pooled(runs: Sequence[Run]) -> SeedVariance | None:
-    """The variance over the seeds, one for all runs of several seeds; None if there are no such runs."""
+    """Pool the variances over the seeds of all runs with several seeds; None if there is no such run."""
     several = [scores for run in runs if len(scores := run.scores(run.key)) > 1]
     freedom = sum(len(scores) - 1 for scores in several)
     if not freedom:
@@ -65,14 +65,14 @@ def pooled(runs: Sequence[Run]) -> SeedVariance | None:
 
 
 def difference(run: Run, baseline: Run, seeds: SeedVariance | None) -> Interval:
-    """The score of a run minus the baseline's; of perplexities, of which less is better, the other way round.
+    """Return the score of ``run`` minus the baseline's, or the reverse for perplexities, where lower is better.
 
     Args:
-        run, baseline: of one test set.
-        seeds: of ``pooled``; without it the interval is the test set's alone.
+        run, baseline: runs scored on the same test set.
+        seeds: the result of ``pooled``; without it the interval covers the choice of test sentences alone.
 
     Raises:
-        UserError: the runs are of different test sets.
+        UserError: the runs were scored on different test sets.
     """
     scores, baseline_scores = run.scores(run.key), baseline.scores(run.key)
     gain = fmean(scores) - fmean(baseline_scores)
@@ -88,7 +88,7 @@ def difference(run: Run, baseline: Run, seeds: SeedVariance | None) -> Interval:
 
 
 def mean_score(run: Run, seeds: SeedVariance | None) -> Interval:
-    """The mean score of a run over its seeds; the arguments are those of ``difference``."""
+    """Return the mean score of a run over its seeds; the arguments are those of ``difference``."""
     scores, lines = run.scores(run.key), run.lines()
     if run.counted is None:
         return _interval(fmean(scores), None, seeds, 1 / len(scores))
@@ -98,7 +98,7 @@ def mean_score(run: Run, seeds: SeedVariance | None) -> Interval:
 
 
 def _interval(value: float, test_set_error: float | None, seeds: SeedVariance | None, counts: float) -> Interval:
-    """Join the error of the test set, None if it is not known, with the seeds', whose variance counts so many times."""
+    """Combine the standard error of the test set (None if unknown) with ``counts`` times the variance of the seeds."""
     if test_set_error is None and seeds is None:
         return Interval(value, None)
     test_set_variance = (test_set_error or 0.0) ** 2
@@ -108,7 +108,11 @@ def _interval(value: float, test_set_error: float | None, seeds: SeedVariance | 
 
 
 def gains(runs: Sequence[Run], baseline: Run) -> dict[str, Interval]:
-    """The differences to the baseline by the names of the runs that have one."""
-    alike = [run for run in runs if run.key == baseline.key and run.scores(run.key)]
-    seeds = pooled(alike)
-    return {run.name: difference(run, baseline, seeds) for run in alike if run is not baseline and baseline in alike}
+    """Return the difference of each run to the baseline, by the run's name, for runs that have the baseline's score."""
+    comparable = [run for run in runs if run.key == baseline.key and run.scores(run.key)]
+    seeds = pooled(comparable)
+    return {
+        run.name: difference(run, baseline, seeds)
+        for run in comparable
+        if run is not baseline and baseline in comparable
+    }

@@ -1,12 +1,15 @@
 """A comparison file, and the records of its runs.
 
-  about: text          what is compared, for the page
-  baseline: MODEL      what the others are compared with; a MODEL is a configuration beside the file, without .yaml
+  about: text          the page's title
+  baseline: MODEL      the model that all are compared with
   models: {MODEL: [SEED, ...], ...}    in the order in which they are run; all of one dataset
   claims: [{says: text, model: MODEL, than: MODEL, at_least: X}, ...]
-                       the first one's score minus the other's is at least X (of perplexities the other way round)
+                       the score of `model` minus that of `than` is at least X; for perplexities the reverse difference
 
-A run's record.json is all that is read of it: it has the scores, and of each line the counts that they are made of.
+A MODEL is the path of a configuration from the file's folder, without .yaml.
+
+Only record.json is read of a run. It has the scores, and for each line of the test set the counts that scores are
+computed from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +32,7 @@ from scripts.tables.records import lookup, metric, read_record
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as a difference of two models' scores that is at least so much."""
+    """A claim: the difference of two models' scores is at least ``at_least``."""
 
     says: str
     model: str
@@ -48,7 +51,7 @@ class Comparison:
     claims: tuple[Claim, ...] = ()
 
     def config(self, model: str) -> Config:
-        """The configuration of a model."""
+        """Load the configuration of a model."""
         return load_config(self.file.parent / f"{model}.yaml")
 
 
@@ -56,9 +59,9 @@ def read_comparison(path: Path) -> Comparison:
     """Read a comparison file.
 
     Raises:
-        UserError: a key is unknown or of another type, or a model or seed is named that is not there.
+        UserError: a key is unknown or has the wrong type, or a model or seed does not exist.
     """
-    comparison: Comparison = build(Comparison, read_yaml(path), file=path, given={"file": path})
+    comparison: Comparison = build(Comparison, read_yaml(path), file=path, preset={"file": path})
     one_of = f"one of `models`: {', '.join(comparison.models)}"
     named = [("claims", name) for claim in comparison.claims for name in (claim.model, claim.than)]
     for key, name in [("baseline", comparison.baseline), *named]:
@@ -74,7 +77,7 @@ def read_comparison(path: Path) -> Comparison:
 
 @dataclass(frozen=True)
 class Run:
-    """A model under its name in the comparison, with its record."""
+    """A model's record, under the name that the model has in the comparison."""
 
     name: str
     record: Mapping[str, Any]
@@ -85,14 +88,14 @@ class Run:
         return COMPARED[metric(self.record)]
 
     @property
-    def judged(self) -> str:
-        """The configuration's own score; of ROUGE the first."""
-        judge = lookup(self.record, "config.score.metric") or "bleu"
-        return self.key if judge == "rouge" else judge
+    def chosen_by(self) -> str:
+        """The score by which the configuration chooses its settings and seed; ROUGE-1 for all of ROUGE."""
+        name = lookup(self.record, "config.score.metric") or "bleu"
+        return self.key if name == "rouge" else name
 
     @cached_property
     def scored(self) -> dict[str, dict[str, Any]]:
-        """Scores of each seed on the test set."""
+        """The test scores of each seed that has them."""
         return {seed: facts["test"] for seed, facts in self.record["seeds"].items() if facts["test"]}
 
     @property
@@ -101,12 +104,12 @@ class Run:
         return [seed for seed, facts in self.record["seeds"].items() if lookup(facts, "training.diverged") is not None]
 
     def scores(self, key: str) -> list[float]:
-        """A score of each seed that has it."""
+        """One test score, for each seed that has it."""
         return [scores[key] for scores in self.scored.values() if key in scores]
 
     @cached_property
     def counted(self) -> MetricOfCounts | None:
-        """The score that models are compared by, of the counts of lines; None of a language model."""
+        """The metric that models are compared by, computed from the counts of lines; None for a language model."""
         dataset = load_dataset(self.record["dataset"])
         if self.key == "perplexity" or dataset.target is None:
             return None
@@ -115,14 +118,28 @@ class Run:
         return MetricOfCounts(metrics[self.key].metric)
 
     def lines(self) -> list[list[str]]:
-        """Of each seed the counts of each line of the test set; a record from before there were any has none."""
+        """For each seed, the counts of each line of the test set; empty if the record has no counts."""
         return [scores["lines"].split("; ") for scores in self.scored.values() if "lines" in scores]
+
+    def sacrebleu_scores(self) -> list[Any]:
+        """sacreBLEU's score object for each seed, from the counts of lines; empty for other metrics."""
+        seeds = self.lines() if self.key == "sacrebleu" else []
+        return [self.counted.score(lines) for lines in seeds if self.counted is not None]
+
+    def speeds(self, section: str = "speed") -> dict[int, dict[str, Any]]:
+        """Mean and deviation of sentences a second, by the least length of the batch's source lines in subwords.
+
+        Args:
+            section: ``speed``, or ``speed.baseline`` for the baseline measured beside it.
+        """
+        points = lookup(self.record, f"{section}.by_length") or []
+        return {point["from"]: point["sentences_per_second"] for point in points if "from" in point}
 
 
 def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
-    """Read the records of a configuration in several work folders as one; what comes first counts.
+    """Join the records of a configuration in several work folders; a seed is taken from the first folder that has it.
 
-    None if there is none of these settings.
+    Returns None if no folder has a record with these settings.
     """
     joined: dict[str, Any] = {}
     for work in works:
@@ -134,6 +151,6 @@ def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
 
 
 def read_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    """The folders of runs by the names of their models; by their paths where two have one name."""
+    """Return the folders by the names of their models, or by their paths if two models have the same name."""
     names = [read_record(folder / "record.json")["model"] for folder in folders]
     return dict(zip(names if len({*names}) == len(names) else map(str, folders), folders, strict=True))

@@ -1,10 +1,12 @@
-"""The checkpoints that a training will leave behind, known before it begins."""
+"""The checkpoints that a training will leave behind, and the learning rates before them, known before it begins."""
 
 from argparse import Namespace
 
 from data_prep.common.errors import UserError
-from scripts.config import Config
+from scripts.config import BEST, Config
+from scripts.fairseq_io.learning_rate import learning_rates
 
+_LOOKS = 10_000  # learning rates of a training that are looked at
 _INTERVAL = 1000  # updates; taken for trainings whose length is not known yet
 _DECIDE = {  # the flags that decide which checkpoints are kept
     "update": ("save-interval-updates", "keep-interval-updates", "validate-after-updates", "max-update"),
@@ -24,25 +26,56 @@ def kept(by: str, args: Namespace, last: int) -> list[int]:
     return [n for n in written if n not in gone]
 
 
-def check_checkpoints(config: Config, args: Namespace) -> None:
-    """Check that the checkpoints will be there that the stages after the training take.
+def begins_too_early(args: Namespace, first: int, last: int) -> str | None:
+    """Return the reason why no mean should begin with the checkpoint of update ``first``; None if it may.
 
-    ``args`` is what fairseq's parser made of the section ``train``. A training whose updates or epochs are not known,
-    since the other ones end it, is taken to be long enough.
+    It may begin after the warm-up, and where the learning rate is at most half of the highest or twice the last one.
+    Weights that were left by a higher rate make a mean worse than the last checkpoint alone.
+
+    Args:
+        args: what fairseq-train's parser made of its flags.
+        last: the last update of the training.
+    """
+    looked_at = {*range(1, last, max(1, last // _LOOKS)), first, last}
+    if (rates := learning_rates(args, sorted(looked_at))) is None:
+        return None
+    highest = max(rates.values())
+    top = min(update for update, rate in rates.items() if rate == highest)
+    if first <= top and rates[1] < highest:
+        return f"the learning rate rises up to update {top:,}"
+    if rates[first] > highest / 2 and rates[first] > 2 * rates[last]:
+        return (
+            f"the learning rate there is {rates[first]:.2g}, of at most {highest:.2g} and {rates[last]:.2g} in the end"
+        )
+    return None
+
+
+def check_checkpoints(config: Config, args: Namespace) -> None:
+    """Check that the checkpoints will be there that the stages after the training take, and that a mean is of use.
+
+    A training whose updates or epochs are not known, since the other ones end it, is taken to be long enough. One that
+    validation ends (``patience``) has validated once more than it is patient.
+
+    Args:
+        args: what fairseq's parser made of the section ``train``.
     """
     by = config.average.get("by", "update")
     own, other = (args.max_update, args.max_epoch) if by == "update" else (args.max_epoch, args.max_update)
     last = None if other else own
-    if not config.average:
-        if args.disable_validation or (last is not None and args.validate_after_updates > last):
-            key = "disable-validation" if args.disable_validation else "validate-after-updates"
-            raise UserError(
-                f"{config.path}: without a section `average` the best checkpoint on validation is used, and "
-                f"`train.{key}` leaves none; change it, or add `average: {{by: update, last: N}}`"
-            )
+    numbers = [number for number in config.averaged if isinstance(number, int)]
+    if BEST in config.averaged and (
+        args.disable_validation or (last is not None and args.validate_after_updates > last)
+    ):
+        key = "disable-validation" if args.disable_validation else "validate-after-updates"
+        wanted = "`tune.last` has" if numbers else "without a section `average` the model is"
+        instead = "take it out" if numbers else "add `average: {by: update, last: N}`"
+        raise UserError(
+            f"{config.path}: {wanted} the best checkpoint on validation, and `train.{key}` leaves none; change it, or "
+            f"{instead}"
+        )
+    if not numbers:
         return
-    key = "tune.last" if "last" in config.tune else "average.last"
-    asked = max(config.tune.get("last", [config.average["last"]]))
+    key, asked = "tune.last" if "last" in config.tune else "average.last", max(numbers)
     interval = args.save_interval_updates if by == "update" else args.save_interval
     there = kept(by, args, asked * (interval or _INTERVAL) if last is None else last)
     if len(there) < asked:
@@ -52,4 +85,17 @@ def check_checkpoints(config: Config, args: Namespace) -> None:
             f"{config.path}: `{key}` asks for {asked} checkpoints by {by}, but a training"
             f"{'' if last is None else f' of {last:,} {by}s'} will have kept {len(there) or 'none'}{names}; ask for "
             f"fewer, or change {', '.join(f'train.{flag} ({value})' for flag, value in given.items())}"
+        )
+    if 0 < args.patience < asked - 1:
+        raise UserError(
+            f"{config.path}: `{key}` asks for {asked} checkpoints, and `train.patience` {args.patience} may end the "
+            f"training after {args.patience + 1} validations; ask for fewer, or set train.patience: {asked - 1} or more"
+        )
+    if asked == 1 or by == "epoch" or last is None:  # how many updates an epoch has is not known
+        return
+    if reason := begins_too_early(args, there[-asked], last):
+        raise UserError(
+            f"{config.path}: `{key}` asks for a mean of {asked} checkpoints, the first of them of update "
+            f"{there[-asked]:,}, which is too early: {reason}. Ask for fewer, save them more often "
+            f"(train.save-interval-updates, now {interval}), or train for longer"
         )

@@ -40,6 +40,11 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
+def updates(state: dict[str, Any]) -> int:
+    """Number of updates that a checkpoint has had."""
+    return int(state["optimizer_history"][-1]["num_updates"])
+
+
 def save(state: dict[str, Any], out: Path) -> None:
     """Write a checkpoint, whole or not at all."""
     import torch

@@ -9,10 +9,15 @@ from typing import Any
 from data_prep.common.errors import UserError
 from data_prep.common.process import python_module
 from data_prep.dataset import load_dataset
-from scripts.config import Config, flags
+from scripts.config import BEST, Config, flags
 from scripts.fairseq_io.devices import Devices, batch_per_device, launcher
 from scripts.fairseq_io.inputs import user_dir
-from scripts.fairseq_io.precision import matmul_precision, take_training_precision
+from scripts.fairseq_io.precision import (
+    PrecisionChoice,
+    matmul_precision,
+    take_search_precision,
+    take_training_precision,
+)
 from scripts.scoring.detokenise import SAME_UNITS
 
 BEAM = 5  # fairseq-generate's default
@@ -28,6 +33,7 @@ POSITIONS: tuple[str, ...] = ("max-source-positions", "max-target-positions")
 # of the settings of generation these decide its speed, and are those of the section `speed`
 SPEED = ("beam", "batch-size")
 _NOT_TIMED = (*SPEED, "max-tokens")
+PRECISION = "precision"  # a setting of generation that is no flag of fairseq's
 
 
 def train_command(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> list[str]:
@@ -79,9 +85,9 @@ def _languages(config: Config) -> dict[str, str]:
 
 
 def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """fairseq-generate's flags with the values that tuning has ``chosen``, which may name ``last`` beside them.
+    """Return fairseq-generate's flags with the values that tuning has ``chosen``, which may name ``last`` beside them.
 
-    Those that the configuration takes back are left out.
+    Those that the configuration takes back are left out. ``precision``, which is no flag of fairseq's, is among them.
     """
     settings = config.generate | {key: value for key, value in chosen.items() if key != "last"}
     return {key: value for key, value in settings.items() if value is not None}
@@ -94,8 +100,9 @@ def speed_settings(config: Config, chosen: Mapping[str, Any], speed: Mapping[str
 
 
 def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
-    """Return how many checkpoints the model is the mean of, in words, such as "3 by update"."""
-    return f"{chosen.get('last', config.average['last'])} by {config.average['by']}" if config.average else "no"
+    """Return how many checkpoints the model is the mean of, in words, such as "3 by update"; "no" of the best one."""
+    last = chosen.get("last", config.average.get("last", BEST))
+    return "no" if last == BEST else f"{last} by {config.average['by']}"
 
 
 def generate_command(
@@ -106,13 +113,29 @@ def generate_command(
     subset: str,
     *,
     gpu: bool,
-    precision: str = "fp32",
 ) -> list[str]:
-    """fairseq-generate with the flags ``settings``, in a precision that the device has."""
+    """Return fairseq-generate with the flags ``settings``, in the precision that they name.
+
+    Raises:
+        UserError: there is no search in this precision here.
+    """
     task = config.train.get("task", "translation")
     positions = {key: config.train[key] for key in POSITIONS if key in config.train}
-    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **_languages(config), **positions, **settings}
+    flags = {key: value for key, value in settings.items() if key != PRECISION}
+    section = {**WHOLE, "task": FASTER_TASKS.get(task, task), **_languages(config), **positions, **flags}
+    precision = search_precision(config, settings, gpu=gpu).precision
     return _model_command("fairseq_cli.generate", section, data, model, subset, gpu=gpu, precision=precision)
+
+
+def search_precision(config: Config, settings: Mapping[str, Any], *, gpu: bool) -> PrecisionChoice:
+    """Return the precision of a search with the flags ``settings``; see ``take_search_precision``."""
+    return take_search_precision(settings.get(PRECISION, "fp32"), config.train, gpu=gpu)
+
+
+def noted_settings(config: Config, settings: Mapping[str, Any], *, gpu: bool) -> dict[str, Any]:
+    """Return the settings of a search as a record notes them, with the precision that is taken and the reason."""
+    taken = search_precision(config, settings, gpu=gpu)
+    return {**settings, PRECISION: taken.precision, "precision_reason": taken.reason}
 
 
 def units(config: Config) -> str | None:
@@ -130,7 +153,7 @@ def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gp
     Its own --post-process knows "@@ " alone, and takes every other value for the end of a unit.
     """
     task = {key: config.train[key] for key in LM_TASK if key in config.train}
-    section = WHOLE | task | config.generate | {"post-process": None, "output-word-probs": True}
+    section = WHOLE | task | config.generate | {"post-process": None, PRECISION: None, "output-word-probs": True}
     return _model_command("fairseq_cli.eval_lm", section, data, model, subset, gpu=gpu, precision="fp32")
 
 

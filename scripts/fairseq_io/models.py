@@ -4,6 +4,7 @@ import argparse
 import logging
 import shlex
 import textwrap
+import traceback
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -97,6 +98,39 @@ def stand_in_dictionary(size: int) -> Any:
             return size
 
     return StandIn()
+
+
+TYPES = 1_000_000  # of a dictionary whose size is not known yet: more than any cut-off of an adaptive layer
+
+
+def make_task(cfg: Any, *, joined: bool, has_data: bool) -> Any:
+    """Make a task as fairseq-train does; None of one that cannot be made without the data.
+
+    Args:
+        cfg: fairseq's configuration of the task.
+        joined: both languages have one dictionary.
+        has_data: ``cfg.data`` is there, and has the dictionaries.
+    """
+    from fairseq import tasks
+    from fairseq.tasks import TASK_REGISTRY
+    from fairseq.tasks.language_modeling import LanguageModelingTask
+    from fairseq.tasks.translation import TranslationTask
+
+    if has_data:
+        return tasks.setup_task(cfg)
+    task, source = TASK_REGISTRY[getattr(cfg, "_name", None) or cfg.task], stand_in_dictionary(TYPES)
+    if issubclass(task, TranslationTask):
+        return task(cfg, source, source if joined else stand_in_dictionary(TYPES))
+    return task(cfg, source) if issubclass(task, LanguageModelingTask) else None
+
+
+def in_words(error: Exception) -> str:
+    """Return what an error says in one line; of one that says nothing, the line of code that it comes from."""
+    text = textwrap.shorten(str(error), 400)
+    if isinstance(error, ValueError | RuntimeError) and text:
+        return text
+    where = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {text or (where[-1].line if where else '')}"
 
 
 def training_arguments(flags: list[str]) -> Namespace:

@@ -8,6 +8,7 @@ from typing import Any
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (train_inner|train|valid) \| (\{.*\})$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
+_ENDED_EARLY = re.compile(r"early stop since valid performance hasn't improved for last (\d+) runs")
 _EXPLODED = re.compile(r"FloatingPointError: (.*)")
 # what a person should see of fairseq's log; the numbers of samples differ from epoch to epoch
 _TOLD = re.compile(
@@ -43,6 +44,7 @@ class TrainLog:
     tokens_per_second: list[float] = field(default_factory=list)
     updates: int = 0
     exploded: str | None = None  # fairseq's words
+    validations_without_gain: int | None = None  # as many as ended the training before its last update
     told: list[str] = field(default_factory=list)
     _earlier: float = 0.0
     _this: float = 0.0
@@ -59,6 +61,9 @@ class TrainLog:
         if found := _PARAMETERS.search(line):
             self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in found.groups())
             self._earlier, self._this = self._earlier + self._this, 0.0  # a run begins, and fairseq's clock with it
+            self.validations_without_gain = None
+        if found := _ENDED_EARLY.search(line):
+            self.validations_without_gain = int(found[1])
         if found := _EXPLODED.search(line):
             self.exploded = found[1]
         if (found := _TOLD.search(line)) and (text := found[1] or found[3] or found[4]) not in self.told:

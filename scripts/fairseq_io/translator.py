@@ -1,13 +1,14 @@
 """A trained model that answers lines: what fairseq-generate does to a subset, for text that comes one by one."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.common.errors import UserError
 from scripts.config import flags
-from scripts.fairseq_io.commands import FASTER_TASKS
+from scripts.fairseq_io.commands import FASTER_TASKS, PRECISION
 from scripts.fairseq_io.inputs import user_dir
 from scripts.fairseq_io.models import Command, load_plugin, parse
 from scripts.fairseq_io.precision import VARIABLE
@@ -15,6 +16,13 @@ from scripts.fairseq_io.precision import VARIABLE
 TASK = FASTER_TASKS["translation"]  # serves every translation model
 # flags of generation that are about a subset on disk, or about a precision that is never needed for so little text
 _NOT_HERE = ("task", "gen-subset", "max-tokens", "batch-size", "required-batch-size-multiple", "fp16", "cpu", "nbest")
+
+
+class Answer(NamedTuple):
+    """A hypothesis: its tokens with BPE undone, and its score as fairseq-generate prints it, to base 2."""
+
+    text: str
+    score: float
 
 
 class Translator:
@@ -25,7 +33,8 @@ class Translator:
         dictionaries: the folder of dict.<language>.txt.
         languages: source and target, as the dictionaries' names have them.
         generate: fairseq-generate's flags, without dashes.
-        precision: of products on a CPU, fp32 or bf16; for the process, if it has not loaded the plugin before.
+        precision: of products on a CPU, fp32, bf16 or int8. The search's weights are packed in it; products of all
+            others are in the precision of the Translator made last.
 
     Raises:
         UserError: a file is missing, or flags do not go together.
@@ -43,14 +52,17 @@ class Translator:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
             if not path.is_file():
                 raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
-        os.environ[VARIABLE] = precision  # read when the plugin is loaded
+        os.environ[VARIABLE] = "fp32"  # the shell's value is not for this search
         load_plugin()
         import torch
         from fairseq import checkpoint_utils, tasks, utils
         from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
+        from lightconv_plugin import ops
+
+        ops.set_precision(precision)
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        section = {key: value for key, value in generate.items() if key not in _NOT_HERE}
+        section = {key: value for key, value in generate.items() if key not in (*_NOT_HERE, PRECISION)}
         source, target = languages
         where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
         arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
@@ -61,7 +73,10 @@ class Translator:
         for each in self._models:
             each.eval().to(self._device)
             each.prepare_for_inference_(cfg)
-        self._generator = self._task.build_generator(self._models, cfg.generation)
+        try:
+            self._generator = self._task.build_generator(self._models, cfg.generation)
+        except ValueError as error:
+            raise UserError(f"{model}: cannot search with these flags: {error}") from error
         self._post_process = cfg.common_eval.post_process
         # the task here has fairseq's own limit of 1,024, whatever the model was trained with
         positions = utils.resolve_max_positions(*(each.max_positions() for each in self._models))
@@ -69,10 +84,14 @@ class Translator:
         """The most tokens of a source line; the end of the sentence is one more."""
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """The best hypothesis for each line in BPE units, as tokens with BPE undone; all in one batch.
+        """Return the best hypothesis of each line in BPE units, as tokens with BPE undone; all in one batch.
 
         Lines are cut after ``longest`` tokens.
         """
+        return [answers[0].text for answers in self.search(lines, 1)]
+
+    def search(self, lines: Sequence[str], count: int) -> list[list[Answer]]:
+        """Return the ``count`` best hypotheses of each line, or as many as there are, the best first; in one batch."""
         import torch
 
         words = self._task.source_dictionary
@@ -83,13 +102,17 @@ class Translator:
         sample = dataset.collater([dataset[place] for place in range(len(lines))])
         inputs = {key: sample["net_input"][key].to(self._device) for key in ("src_tokens", "src_lengths")}
         with torch.no_grad():
-            found = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
-        ignored = getattr(self._generator, "symbols_to_strip_from_output", {self._generator.eos})
-        texts = [
-            self._task.target_dictionary.string(
-                hypotheses[0]["tokens"].int().cpu(), self._post_process, extra_symbols_to_ignore=ignored
-            )
-            for hypotheses in found
-        ]
+            hypotheses = self._task.inference_step(self._generator, self._models, {"net_input": inputs})
         order = sample["id"].tolist()  # the collater sorts by length
-        return [text for _, text in sorted(zip(order, texts, strict=True))]
+        answers = {
+            number: [self._answer(hypothesis) for hypothesis in best[:count]]
+            for number, best in zip(order, hypotheses, strict=True)
+        }
+        return [answers[number] for number in range(len(lines))]
+
+    def _answer(self, hypothesis: dict[str, Any]) -> Answer:
+        ignored = getattr(self._generator, "symbols_to_strip_from_output", {self._generator.eos})
+        text = self._task.target_dictionary.string(
+            hypothesis["tokens"].int().cpu(), self._post_process, extra_symbols_to_ignore=ignored
+        )
+        return Answer(text, float(hypothesis["score"]) / math.log(2))

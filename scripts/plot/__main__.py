@@ -1,9 +1,9 @@
-"""Draw pictures: the losses of trainings, a model's kernels and attention, scores with their intervals.
+"""Draw pictures: losses of trainings, a model's kernels and attention, scores with their intervals.
 
   python -m scripts.plot losses work/debian_en_de/dynamicconv
   python -m scripts.plot losses work/debian_en_de --by minutes --out losses.png --csv losses.csv
 
-A picture is an SVG, which reads well on light and dark pages, a PNG or a PDF, by the suffix of --out.
+A picture is an SVG, which is legible on light and dark pages, a PNG or a PDF, by the suffix of --out.
 """
 
 import argparse
@@ -15,34 +15,34 @@ from data_prep.common.outputs import check_writable
 
 LOSSES = """Draw training and validation loss, perplexity and learning rate of trainings, all in one picture.
 
-A RUN is a run's folder in work/ (all its seeds), that of a dataset (all its runs), of a seed or of checkpoints, or a
-log of fairseq-train (--log-format json). A training that goes on can be looked at. The losses of the first twentieth
-may lie above the picture. Of more than seven configurations only validation is drawn; --csv has all numbers.
+A RUN is the folder of a run in work/ (all its seeds), of a dataset (all its runs), of a seed or of checkpoints, or a
+log of fairseq-train (--log-format json), also of a running training. The losses of the first twentieth may be outside
+the picture. With more than seven configurations only validation is drawn; --csv has all numbers.
 
   python -m scripts.plot losses work/debian_en_de/dynamicconv work/debian_en_de/lightconv
 """
 
 KERNELS = """Draw the kernels of a trained model, with the entropy of each head's, and its attention to the source.
 
-LightConv has a kernel for each head of a layer. DynamicConv predicts one for each position of a line of text, which a
-translation model translates first. With --attention there follows how strongly each written unit looks at each unit of
-the source, in each layer of the decoder.
+LightConv has a kernel for each head of a layer. DynamicConv predicts one for each position of a line of text; a
+translation model first translates the line. With --attention the picture also has the attention of each written subword
+to each source subword, in each layer of the decoder.
 
   python -m scripts.plot kernels work/debian_en_de/dynamicconv --text "the documentation of this package" --attention
 """
 
 SCORES = """Draw the scores of runs on their test sets: means over the seeds with 95% intervals, and the paper's scores.
 
-The interval is of the choice of the sentences (bootstrap) and of the seeds (one deviation, pooled over the runs of
-several seeds). Whether two runs differ is said by scripts.compare, whose intervals are those of differences. Runs whose
-configuration has a section `speed` get their speed at each length, too.
+An interval covers the choice of the test sentences (bootstrap) and of the seeds (one variance, pooled over the runs of
+several seeds). To compare two runs use scripts.compare, which has the intervals of differences. For runs whose
+configuration has a section `speed`, the picture also has their speed at each length.
 
   python -m scripts.plot scores work/debian_en_de
 """
 
 
 def plot_losses(arguments: argparse.Namespace) -> None:
-    """Draw the curves, and write them as CSV if asked for."""
+    """Draw the curves, and write them as CSV with --csv."""
     from scripts.plot import losses
 
     check_writable(*filter(None, (arguments.out, arguments.csv)))
@@ -58,7 +58,7 @@ def plot_losses(arguments: argparse.Namespace) -> None:
 
 
 def plot_kernels(arguments: argparse.Namespace) -> None:
-    """Have the model read a line, and draw its kernels."""
+    """Run the model on a line, and draw its kernels."""
     from scripts.plot import kernels, reading
     from scripts.translate import find_trained
 
@@ -99,18 +99,24 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     losses = command("losses", LOSSES, plot_losses)
     losses.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run's folder, or the log of a training")
-    losses.add_argument("--by", choices=("updates", "tokens", "minutes"), default="updates", help="horizontal axis")
-    losses.add_argument("--csv", type=Path, metavar="FILE", help="write the numbers, too")
+    losses.add_argument(
+        "--by", choices=("updates", "tokens", "minutes"), default="updates", help="horizontal axis (default: updates)"
+    )
+    losses.add_argument("--csv", type=Path, metavar="FILE", help="also write the numbers as CSV")
     kernels = command("kernels", KERNELS, plot_kernels)
     add = kernels.add_argument
     add("model", type=Path, metavar="RUN", help="a run's folder, a published model's, or a checkpoint")
-    add("--text", metavar="LINE", help="as people write it (default: a line of the test set, where one is needed)")
-    add("--attention", action="store_true", help="the attention to the source, too")
-    add("--dataset", metavar="NAME", help="whose steps prepare the line, where RUN does not say it")
-    add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where RUN does not say it")
+    add("--text", metavar="LINE", help="plain text (default: a line of the test set, if one is needed)")
+    add("--attention", action="store_true", help="also draw the attention to the source")
+    add("--dataset", metavar="NAME", help="whose steps prepare the line, if RUN does not record it")
+    add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, if RUN does not record it")
     scores = command("scores", SCORES, plot_scores)
     scores.add_argument(
-        "records", type=Path, nargs="+", metavar="RECORD", help="a run's record.json or folder, or that of a dataset"
+        "records",
+        type=Path,
+        nargs="+",
+        metavar="RECORD",
+        help="a run's record.json or folder, or the folder of a dataset",
     )
     arguments = parser.parse_args(argv)
     arguments.run(arguments)

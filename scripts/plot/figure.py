@@ -1,8 +1,8 @@
-"""The look of all pictures: colours, fonts, and files that read well on a light page and on a dark one.
+"""The style of all pictures: colours, fonts, and files that are legible on light and dark pages.
 
-An SVG keeps its text as text: it is searched and selected, the reader's own fonts draw it (Chinese, too), and the file
-stays small. Its colours change with the reader's colour scheme (``prefers-color-scheme``), background included, so that
-it is legible wherever it is put. A PNG or PDF has the light colours.
+An SVG keeps its text as text, which can be searched and selected, is drawn with the reader's fonts (Chinese included)
+and keeps the file small. Its colours and background follow the reader's colour scheme (``prefers-color-scheme``). A PNG
+or PDF has the light colours.
 """
 
 import argparse
@@ -34,7 +34,7 @@ DOTS_PER_INCH = 200  # of a PNG
 
 # role: colour on a light page, and the one that takes its place on a dark page
 PAGE, INK, MUTED, GRID = "#ffffff", "#1f2328", "#656d76", "#e1e4e8"
-# The colours of Okabe and Ito, which colour-blind readers can tell apart, without the yellow that a white page swallows
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow, which is hard to see on white
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")
 LINES = ("-", (0, (4, 1.2)), (0, (1.2, 1.2)), (0, (4, 1.2, 1.2, 1.2)))
 DARK = {
@@ -94,27 +94,27 @@ LOOK: dict[Any, Any] = {
 
 
 def picture(text: str) -> Path:
-    """The path of a picture, for argparse; its suffix says the format."""
+    """Return the path of a picture, for argparse; its suffix is the format."""
     path = Path(text)
     if path.suffix.lower() not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text} has the suffix {path.suffix!r}; a picture is {', '.join(FORMATS)}")
+        raise argparse.ArgumentTypeError(f"{text} has the suffix {path.suffix!r}; expected {', '.join(FORMATS)}")
     return path
 
 
 @contextmanager
 def drawing(path: Path, *, height: float, texts: Sequence[str] = (), placed: bool = False) -> Iterator[Figure]:
-    """Yield an empty figure; what the block draws is written to ``path``, whole or not at all.
+    """Yield an empty figure, which is written to ``path`` at the end of the block; nothing is written on an error.
 
     Args:
-        path: as ``picture`` takes it.
+        path: the file; its suffix is one of ``FORMATS``.
         height: in inches.
-        texts: what is to be written in the picture. If it has letters that matplotlib's font lacks, such as Chinese
-            ones, a font of this machine that has them is taken.
-        placed: the axes have their places; otherwise they are spread out so that no labels overlap.
+        texts: the texts of the picture. If matplotlib's font lacks some letters, such as Chinese ones, a font of this
+            machine that has them is used.
+        placed: the block sets the positions of all axes; otherwise they are laid out so that no labels overlap.
     """
     fonts = [FONT, *([font] if (font := _font_for("".join(texts), path)) else [])]
     with matplotlib.rc_context(LOOK | {"font.family": fonts}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # _font_for has said it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # _font_for has warned
         layout = None if placed else ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02)
         figure = Figure(figsize=(WIDTH, height), layout=layout)
         yield figure
@@ -145,20 +145,20 @@ def _with_two_decimals(tag: re.Match[str]) -> str:
 
 
 def _font_for(text: str, path: Path) -> str | None:
-    """The font that has most of the letters that ``FONT`` lacks; None if it lacks none, or no font has any."""
+    """Return the font with most of the letters that ``FONT`` lacks; None if it lacks none or no font has any."""
     lacking = _lacking(font_manager.findfont(FONT), set(text))
     if not lacking:
         return None
     candidates = {entry.fname: entry.name for entry in font_manager.fontManager.ttflist}
     best = min(candidates, key=lambda file: (len(_lacking(file, lacking)), file))
-    left = _lacking(best, lacking)
-    if left and path.suffix.lower() != ".svg":
+    still_lacking = _lacking(best, lacking)
+    if still_lacking and path.suffix.lower() != ".svg":
         print(
-            f"no font of this machine has {' '.join(sorted(left)[:5])}: install one, such as Debian's fonts-noto-cjk, "
-            "or write an .svg, for which the reader's own fonts are taken",
+            f"no font of this machine has {' '.join(sorted(still_lacking)[:5])}: install one, such as Debian's "
+            "fonts-noto-cjk, or write an .svg, for which the reader's own fonts are used",
             file=sys.stderr,
         )
-    return candidates[best] if left < lacking else None
+    return candidates[best] if still_lacking < lacking else None
 
 
 def _lacking(file: str, letters: set[str]) -> set[str]:
@@ -167,18 +167,18 @@ def _lacking(file: str, letters: set[str]) -> set[str]:
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Colour and dashes of the n-th of up to 28 curves."""
+    """Return colour and dashes of the n-th of up to 28 curves."""
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number // len(COLOURS) % len(LINES)]}
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """The text, with its middle left out if it is long."""
+    """Return the text; the middle of a long one is replaced by an ellipsis."""
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def legend_below(figure: Figure, handles: Sequence[Line2D], labels: Sequence[str]) -> None:
-    """Put a legend below all axes, where it covers nothing, and make the figure as much taller."""
+    """Put a legend below all axes, and make the figure taller by its height."""
     labels = [shortened(label) for label in labels]
     points = 36 + 4.3 * max(map(len, labels))  # the sample of the line, and letters of 7.5 points
     columns = max(1, min(len(labels), int(WIDTH * 72 // points)))
@@ -190,5 +190,5 @@ def legend_below(figure: Figure, handles: Sequence[Line2D], labels: Sequence[str
 
 
 def thousands(axis: Axis) -> None:
-    """Write an axis' numbers as 1,000."""
+    """Write an axis' numbers with commas: 1,000."""
     axis.set_major_formatter(lambda value, _: f"{value:,.10g}")

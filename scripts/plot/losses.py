@@ -22,20 +22,18 @@ from scripts.plot.figure import INK, drawing, legend_below, line_style, thousand
 LOG = "train.log"
 AXES = {"updates": "updates", "tokens": "tokens (millions)", "minutes": "minutes"}
 KINDS = (LOG, f"checkpoints/{LOG}", f"seed*/checkpoints/{LOG}", f"*/seed*/checkpoints/{LOG}")
-FEW = 7  # configurations
+FEW = 7  # most configurations that are drawn with their training losses
 STEPS = (1, 2, 2.5, 5, 10)  # between the marks of an axis
-BEGINNING = 0.05  # the part of a training whose high losses may lie above the picture
+BEGINNING = 0.05  # first part of a training, whose high losses may be outside the picture
 CSV_COLUMNS = ("run", "seed", "split", "update", "tokens", "minutes", "loss", "perplexity", "learning_rate")
 
 
 class Point(NamedTuple):
-    """The state of a training after an update: what was read until then, in which time, and the mean losses since
-    the point before it.
-    """
+    """The state of a training after an update: tokens and time until then, and mean losses since the last point."""
 
     update: int
     tokens: float  # of targets, since the first update
-    minutes: float  # that the training took, the time of interrupted updates included
+    minutes: float  # of training, including updates that an interruption lost
     loss: float  # per token, base 2
     perplexity: float
     rate: float | None = None  # the learning rate; None in validation
@@ -62,9 +60,9 @@ class Curves:
 
 
 def read_curves(lines: Iterable[str], name: str, seed: str = "") -> Curves:
-    """Read a log of fairseq-train, which may still be written to.
+    """Read a log of fairseq-train, also of a running training.
 
-    What was done again after an interruption takes the place of what was lost.
+    Updates that were repeated after an interruption replace the lost ones.
     """
     log, curves, tokens = TrainLog(), Curves(name, seed), {0: 0.0}
     for line in lines:
@@ -97,7 +95,7 @@ def _point(progress: Progress, tokens: float, seconds: float | None) -> Point:
 
 
 def find_logs(path: Path) -> list[Path]:
-    """Return the logs of the trainings that ``path`` stands for: a file, or all in a folder of one of ``KINDS``.
+    """Return the logs of trainings at ``path``: a log, or all logs in a folder of one of ``KINDS``.
 
     Raises:
         UserError: there is none.
@@ -112,7 +110,7 @@ def find_logs(path: Path) -> list[Path]:
 
 
 def name_and_seed(log: Path) -> tuple[str, str]:
-    """The names of a training's configuration and seed, by the folders of its log; of any other file its own name."""
+    """Return configuration and seed from the folders of a ``train.log``; the file's name for any other log."""
     if log.name != LOG:
         return log.stem, ""
     *_, configuration, folder = [part for part in log.resolve().parent.parts if part != "checkpoints"]
@@ -127,7 +125,7 @@ def read_runs(paths: Sequence[Path]) -> list[Curves]:
         UserError: a path has no log, or a log has no losses.
     """
     logs = {log: name_and_seed(log) for path in paths for log in find_logs(path)}
-    several = Counter(logs.values())  # two of one name, of two datasets for example
+    several = Counter(logs.values())  # two runs with the same name, for example of two datasets
     runs = []
     for log, (name, seed) in logs.items():
         with open(log, encoding="utf-8", errors="replace") as lines:
@@ -151,18 +149,21 @@ def write_csv(path: Path, runs: Sequence[Curves]) -> None:
 
 
 def draw(path: Path, runs: Sequence[Curves], by: str) -> None:
-    """Draw losses, perplexities and learning rates; a configuration has one colour, whatever the number of its seeds.
+    """Draw losses, perplexities and learning rates; all seeds of a configuration have the same colour.
 
-    Of more configurations than ``FEW``, those that have validation losses are drawn without the training's.
+    With more than ``FEW`` configurations, training losses are drawn only for those without validation losses.
 
     Args:
         path: the picture.
-        by: updates, tokens or minutes, along the horizontal axis.
+        runs: the curves.
+        by: the horizontal axis: updates, tokens or minutes.
     """
     names = list(dict.fromkeys(run.name for run in runs))
     of_name = {name: [run for run in runs if run.name == name] for name in names}
     styles = {name: line_style(number) for number, name in enumerate(names)}
-    names.sort(key=lambda name: -mean(run.last_loss for run in of_name[name]))  # as the curves lie
+    names.sort(
+        key=lambda name: -mean(run.last_loss for run in of_name[name])
+    )  # in the order of the curves from top to bottom
     labels = [name if len(of_name[name]) == 1 else f"{name} ({len(of_name[name])} seeds)" for name in names]
     few = len(names) <= FEW
     training: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.55}
@@ -209,7 +210,7 @@ def _curve(axes: Axes, points: Sequence[Point], by: str, quantity: str, scale: f
 
 
 def _crop(axes: Axes, points: Sequence[Point], by: str, quantity: str) -> None:
-    """Leave out what lies above everything after the first part of the longest training."""
+    """Limit the vertical axis to the values after the ``BEGINNING`` of the longest training."""
     end = max(_along(point, by) for point in points)
     late = [getattr(point, quantity) for point in points if not _along(point, by) < BEGINNING * end]
     finite = [value for value in late if math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""The kernels by which a trained model reads a line of text, and its attention to the source."""
+"""Kernels of a trained model on a line of text, and its attention to the source."""
 
 import re
 from argparse import Namespace
@@ -18,8 +18,8 @@ from scripts.fairseq_io.models import load_plugin
 from scripts.pretrained import codes_file
 from scripts.translate import Trained
 
-MOST_UNITS = 80  # of a line: the labels of more could not be read
-SAMPLE_LENGTHS = range(6, 21)  # in units: of the line of the test set that is taken where a user names none
+MOST_UNITS = 80  # longest line in subwords: more labels would not be legible
+SAMPLE_LENGTHS = range(6, 21)  # lengths in subwords of the test line that is used if the user gives none
 
 
 class Layer(NamedTuple):
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
         return len(self.offsets)
 
     def entropies(self) -> list[float | None]:
-        """The entropy of each head's kernels in bits, a mean over positions; None where weights are no distribution."""
+        """Entropy of each head's kernels in bits, a mean over positions; None if the weights are no distribution."""
         kernels = self.kernels if self.kernels.ndim == 3 else self.kernels[None]
         if (kernels < 0).any() or abs(kernels.sum(axis=-1) - 1).max() > 1e-3:
             return [None] * kernels.shape[1]
@@ -46,10 +46,11 @@ class Layer(NamedTuple):
 
 @dataclass
 class Reading:
-    """A line as a model reads it.
+    """What a model computes on a line.
 
-    ``source`` and ``inputs`` are the units that encoder and decoder read, ``outputs`` those that the decoder writes;
-    all are empty where no text was needed. ``attention`` has (T, S) for each layer of the decoder, the mean of heads.
+    ``source`` and ``inputs`` are the subwords that encoder and decoder read, ``outputs`` those that the decoder writes;
+    all are empty if no text was needed. ``attention`` has a (T, S) matrix for each layer of the decoder, the mean over
+    its heads.
     """
 
     layers: list[Layer]
@@ -60,15 +61,15 @@ class Reading:
 
 
 def read(trained: Trained, text: str | None, *, attention: bool) -> Reading:
-    """Have a model read a line of text, which a translation model translates first.
+    """Run a model on a line of text; a translation model first translates it.
 
     Args:
         trained: the model.
-        text: as people write it; None for a line of the dataset's test set, where a line is needed.
-        attention: keep the attention to the source, too.
+        text: plain text; None for a line of the dataset's test set, if a line is needed.
+        attention: also return the attention to the source.
 
     Raises:
-        UserError: the model has no convolution, or no source for ``attention``; there is no line, or one too long.
+        UserError: the model has no convolution, or no source for ``attention``; there is no line, or it is too long.
     """
     load_plugin()
     from fairseq import checkpoint_utils
@@ -84,13 +85,15 @@ def read(trained: Trained, text: str | None, *, attention: bool) -> Reading:
     if attention and not translates:
         raise UserError(f"{trained.model} is a language model, which has no source to attend to; leave out --attention")
     if not convolutions and not attention:
-        hint = "; with --attention, its attention to the source is drawn" if translates else ""
+        hint = "; add --attention to draw its attention to the source" if translates else ""
         raise UserError(f"{trained.model} has neither LightConv nor DynamicConv{hint}")
     if not attention and not any(isinstance(module, DynamicConv) for module in convolutions.values()):
         return Reading([_layer(name, module, module.weight) for name, module in convolutions.items()])
     units = (_prepared(trained, text) if text is not None else _sample(trained)).split()
     if not 0 < len(units) <= MOST_UNITS:
-        raise UserError(f"the line has {len(units)} units; expected 1 to {MOST_UNITS}, whose labels can be read")
+        raise UserError(
+            f"the line has {len(units)} subwords; expected 1 to {MOST_UNITS}, so that their labels are legible"
+        )
     if not translates:
         with _captured(convolutions) as layers:
             words = task.source_dictionary
@@ -111,12 +114,12 @@ def read(trained: Trained, text: str | None, *, attention: bool) -> Reading:
 
 
 def _with_end_first(tokens: Any, end: int) -> Any:
-    """The decoder's input (1, T): the end of the sentence, then all tokens but the last, which is the end."""
+    """Return the decoder's input (1, T): the end-of-sentence token, then all tokens except the last, which is that."""
     return tokens.roll(1)[None].index_fill(1, tokens.new_zeros(1), end)
 
 
 def _translate(model: Any, task: Any, generate: Mapping[str, Any], units: Sequence[str]) -> tuple[dict[str, Any], Any]:
-    """Return the encoder's input, and the tokens of the best hypothesis, the end included."""
+    """Return the encoder's input, and the tokens of the best hypothesis with its end-of-sentence token."""
     import torch
 
     tokens = task.source_dictionary.encode_line(" ".join(units), add_if_not_exist=False).long()
@@ -131,7 +134,7 @@ def _translate(model: Any, task: Any, generate: Mapping[str, Any], units: Sequen
 
 @contextmanager
 def _captured(convolutions: Mapping[str, Any]) -> Iterator[list[Layer]]:
-    """Yield a list that gets the kernels of each convolution that is called within the block."""
+    """Yield a list to which each convolution that is called within the block adds its kernels."""
     import torch
 
     layers: list[Layer] = []
@@ -160,7 +163,7 @@ def _layer(name: str, module: Any, query: Any) -> Layer:
 
 
 def _prepared(trained: Trained, text: str) -> str:
-    """A line as people write it, as its model reads it: tokenised, in units."""
+    """Return a line of plain text as the model reads it: tokenised, in subwords."""
     dataset, codes = load_dataset(trained.dataset), None
     if dataset.units and not any(step.name == APPLY_BPE for step in dataset.steps):
         codes = codes_file(dataset.source, *trained.codes_folders)
@@ -168,11 +171,11 @@ def _prepared(trained: Trained, text: str) -> str:
 
 
 def _sample(trained: Trained) -> str:
-    """The first line of the test set, as prepared, that is neither short nor long."""
+    """Return the first line of the prepared test set whose length is in ``SAMPLE_LENGTHS``."""
     name = f"test.{load_dataset(trained.dataset).source}"
     files = [folder / name for folder in trained.codes_folders if (folder / name).is_file()]
     lines = read_lines(files[0]) if files else []
     line = next((line for line in lines if len(line.split()) in SAMPLE_LENGTHS), None)
     if line is None:
-        raise UserError(f"there is no prepared {name} beside {trained.model} with a line to draw; give one with --text")
+        raise UserError(f"no prepared {name} beside {trained.model} has a line to draw; give one with --text")
     return line

@@ -19,9 +19,9 @@ from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.tables.published import Figure, read_tables
 from scripts.tables.records import lookup, read_record
 
-ROW, LEAST = 0.2, 0.45  # inches of height: of a run, and of axes beside
+ROW, LEAST = 0.2, 0.45  # height in inches of a run, and of axes without runs
 SPEED_HEIGHT = 2.6
-SUMMARY = "summary.test."  # where a record has the scores that the paper's are of
+SUMMARY = "summary.test."  # path of the scores in a record
 # the marks of the picture
 MEAN: dict[str, Any] = {"color": COLOURS[0], "marker": "o", "markersize": 4.5, "linewidth": 1.2}
 SEED: dict[str, Any] = {"color": MUTED, "marker": "|", "markersize": 6, "linestyle": "none"}
@@ -30,7 +30,7 @@ PAPER: dict[str, Any] = {"color": COLOURS[1], "marker": "D", "markersize": 4, "l
 
 @dataclass(frozen=True)
 class Score:
-    """A score of a run: each seed's, the mean with its interval, and the paper's if it has one."""
+    """A score of a run: of each seed, the mean with its interval, and the paper's score if it has one."""
 
     name: str
     seeds: list[float]
@@ -40,7 +40,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Panel:
-    """The scores of one kind on one dataset, the best first."""
+    """The scores of one kind on one dataset, best first."""
 
     dataset: str
     key: str
@@ -48,18 +48,18 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """The name of the score, and the dataset."""
+        """Name of the score, and the dataset."""
         return f"{NAMES[self.key]} on {self.dataset}" + (" (lower is better)" if self.key in LOWER_IS_BETTER else "")
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the records of runs; two of one name are told apart by their paths.
+    """Read the records of runs. Two runs with the same name are named by their paths.
 
     Args:
         paths: each a record.json, a run's folder, or a dataset's folder of runs.
 
     Raises:
-        UserError: a file is no record, or a folder has none.
+        UserError: a file is not a record, or a folder has none.
     """
     files: list[Path] = []
     for path in paths:
@@ -74,7 +74,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """The scores that runs of a dataset are compared by, with their intervals; then those that the paper has.
+    """Return for each dataset the score that its runs are compared by, with intervals, then the paper's scores.
 
     Raises:
         UserError: no run has a score on the test set.
@@ -96,7 +96,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
             ]
             drawn.append(Panel(dataset, paper_key, _best_first(scores, paper_key)))
     if not any(panel.scores for panel in drawn):
-        raise UserError("none of these runs has scores on its test set yet; run the stage score first")
+        raise UserError("none of these runs has test scores yet; run the stage score first")
     return [panel for panel in drawn if panel.scores]
 
 
@@ -105,7 +105,7 @@ def _best_first(scores: Sequence[Score], key: str) -> list[Score]:
 
 
 def published_scores(runs: Sequence[Run]) -> dict[tuple[str, str], Figure]:
-    """The paper's scores on the test set of these runs' configurations, by the name of the run and of the score."""
+    """Return the paper's test scores of these runs' configurations, by the names of run and score."""
     names = {(run.record["dataset"], run.record["model"]): run.name for run in runs}
     models = {model for _, model in names}
     published: dict[tuple[str, str], Figure] = {}
@@ -122,7 +122,7 @@ def published_scores(runs: Sequence[Run]) -> dict[tuple[str, str], Figure]:
 
 
 def draw(path: Path, runs: Sequence[Run]) -> None:
-    """Draw a panel for each dataset and score, and one of speed against length if a run has measured that."""
+    """Draw a panel for each dataset and score, and one of speed against length if a run has measured it."""
     shown, speeds = panels(runs), speeds_by_length(runs)
     heights = [LEAST + ROW * len(panel.scores) for panel in shown] + ([SPEED_HEIGHT] if speeds else [])
     texts = [score.name for panel in shown for score in panel.scores]
@@ -171,26 +171,25 @@ def _draw_scores(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.06)
 
 
-def speeds_by_length(runs: Sequence[Run]) -> dict[str, list[Mapping[str, Any]]]:
-    """The speeds at each length of the runs that have measured them, and of the baselines, by name."""
-    speeds: dict[str, list[Mapping[str, Any]]] = {}
+def speeds_by_length(runs: Sequence[Run]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return by name the speeds at each length of the runs that have measured them, and of their baselines."""
+    speeds: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         baseline = lookup(run.record, "speed.baseline.model")
-        for name, path in ((run.name, "speed.by_length"), (baseline, "speed.baseline.by_length")):
-            if name and (measured := lookup(run.record, path)):
+        for name, section in ((run.name, "speed"), (baseline, "speed.baseline")):
+            if name and (measured := run.speeds(section)):
                 speeds.setdefault(name, measured)
     return speeds
 
 
-def _draw_speeds(axes: Axes, speeds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Any]:
+def _draw_speeds(axes: Axes, speeds: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[Any]:
     """Draw a curve for each run; return them for the legend."""
     curves: list[Any] = []
     for number, measured in enumerate(speeds.values(), 2):
-        of_length = [point["sentences_per_second"] for point in measured]
         curve = axes.errorbar(
-            [point["units"] for point in measured],
-            [speed["mean"] for speed in of_length],
-            yerr=[speed["std"] or 0.0 for speed in of_length],
+            list(measured),
+            [speed["mean"] for speed in measured.values()],
+            yerr=[speed["std"] or 0.0 for speed in measured.values()],
             marker="o",
             markersize=3,
             elinewidth=0.8,
@@ -198,7 +197,7 @@ def _draw_speeds(axes: Axes, speeds: Mapping[str, Sequence[Mapping[str, Any]]]) 
         )
         curves.append(curve)
     axes.set(xscale="log", yscale="log", title="sentences a second, in batches of lines of like length")
-    axes.set_xlabel("units of the source")
+    axes.set_xlabel("shortest source line of the batch, in subwords")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_minor_locator(NullLocator())

@@ -1,1 +1,1 @@
-"""One configuration from raw text to a row of a table: its stages, their folders, its record."""
+"""Run one configuration from raw text to a row of a table: its stages, their folders, its record."""

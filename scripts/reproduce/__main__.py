@@ -2,13 +2,13 @@
 
   download, prepare, binarise    work/<dataset>/{raw,prepared,binarised}, shared by all models of a dataset
   train, average or tune, generate, score    work/<dataset>/<model>/seed<N>/..., for each seed of the configuration
-  select, speed    the best seed by validation; its speed, where the configuration has a section `speed`
+  select, speed    the best seed by validation; its speed, if the configuration has a section `speed`
   table    prints the row from work/<dataset>/<model>/record.json, then some lines of the best seed's test set
 
 Before the first stage that runs, scripts.check checks the whole configuration; the stage train does so itself.
-`tune` takes the place of `average` where there is something to tune or a seed to choose; a language model has no stage
-`generate`. A stage whose settings and inputs have not changed since it was completed is skipped; the same command again
-goes on where it was interrupted. Seeds may be run by several such commands at a time (--seeds).
+`tune` replaces `average` if settings are to be tuned or a seed is to be chosen. A language model has no stage
+`generate`. A completed stage is skipped unless its settings or inputs have changed. After an interruption the same
+command continues. Several such commands can run different seeds at the same time (--seeds).
 """
 
 from collections.abc import Sequence
@@ -27,23 +27,27 @@ from scripts.reproduce.run import DATA_STAGES, MODEL_STAGES, NAMES, SEED_STAGES,
 from scripts.tables.records import as_text, read_record
 
 
-def choose_seeds(config: Config, given: str | None) -> list[int]:
-    """The seeds that ``--seeds`` names, in the configuration's order; all of them where it is not given."""
-    known = {str(seed): seed for seed in config.seeds}
-    wanted = given.split(",") if given is not None else [*known]
-    if odd := [seed for seed in wanted if seed not in known]:
-        raise UserError(f"{config.path} has no seed {', '.join(odd)}; its seeds are {', '.join(known)}")
-    return [seed for name, seed in known.items() if name in wanted]
+def choose_seeds(config: Config, option: str | None) -> list[int]:
+    """Return the seeds that the value of ``--seeds`` names, in the configuration's order; without it all seeds.
+
+    Raises:
+        UserError: the configuration has no such seed.
+    """
+    seeds = {str(seed): seed for seed in config.seeds}
+    names = option.split(",") if option is not None else [*seeds]
+    if unknown := [name for name in names if name not in seeds]:
+        raise UserError(f"{config.path} has no seed {', '.join(unknown)}; its seeds are {', '.join(seeds)}")
+    return [seed for name, seed in seeds.items() if name in names]
 
 
 def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
-    """Run the chosen stages under the locks of their folders, keep the record, and print the row at the end.
+    """Run the chosen stages under the locks of their folders, write the record, and print the row at the end.
 
-    scripts.check goes first if any stage has to run; training does so itself.
+    scripts.check runs first if any stage has to run, unless that is the training, which calls it.
     """
     chosen, first = run.chosen(names, seeds), names[0]
-    to_do = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
-    if to_do not in (None, "train"):
+    next_stage = next((run.stages[key].name for key in chosen if run.stale_reason(key)), None)
+    if next_stage not in (None, "train"):
         print("== check: the settings of the configuration", flush=True)
         check_first(run.config)
     check_writable(run.record)
@@ -55,7 +59,9 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
     with lock(run.dataset_root / DATASET, shared=True):
         for key in run.chosen(NAMES[: NAMES.index(first)], seeds):
             if key in run.completed() and (reason := run.stale_reason(key)):
-                print(f"note: the stage {run.stages[key].title} is left out and used as it is, though {reason}")
+                print(
+                    f"note: skipped {run.stages[key].title} (--from); its output is used though it is stale: {reason}"
+                )
         errors = [error for seed in seeds if (error := run_seed(run, names, seed))]
         if errors:
             raise UserError("\n".join(map(str, errors)))
@@ -64,38 +70,39 @@ def run_stages(run: Run, names: list[str], seeds: list[int]) -> None:
 
 
 def run_seed(run: Run, names: list[str], seed: int) -> UserError | None:
-    """Run the chosen stages of a seed. If its training diverges, return the error: other seeds may not.
+    """Run the chosen stages of a seed. If its training diverges, return the error, so that other seeds still run.
 
     Raises:
-        UserError: a stage failed in any other way.
+        UserError: a stage failed for another reason.
     """
-    failed = None
+    failure = None
     with lock(seed_root(run.model_root, seed)):
         try:
             run.run(run.chosen(set(names) & set(SEED_STAGES), [seed]))
         except UserError as error:
-            failed = error
-        finally:  # what was done counts, whatever failed after it
+            failure = error
+        finally:  # keep the results of the stages that completed
             record = run.write_record(names[0])
     training = record["seeds"].get(str(seed), {}).get("training") or {}
-    if failed and "diverged" not in training:
-        raise failed
-    return failed
+    if failure and "diverged" not in training:
+        raise failure
+    return failure
 
 
 def finish(run: Run, names: list[str], seeds: list[int]) -> None:
-    """Run the stages after all seeds, for which every seed must have its scores; then show the row and the outcome."""
-    keys, of_seeds = run.chosen(set(names) & set(MODEL_STAGES)), run.chosen(SEED_STAGES, {*run.config.seeds} - {*seeds})
-    others = list(dict.fromkeys(str(run.stages[key].seed) for key in of_seeds if run.stale_reason(key)))
-    if keys and others:
-        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(others)}", flush=True)
+    """Run the stages that need the scores of all seeds; then print the row and the outcome."""
+    keys = run.chosen(set(names) & set(MODEL_STAGES))
+    remaining_keys = run.chosen(SEED_STAGES, {*run.config.seeds} - {*seeds})
+    missing_seeds = list(dict.fromkeys(str(run.stages[key].seed) for key in remaining_keys if run.stale_reason(key)))
+    if keys and missing_seeds:
+        print(f"note: {' and '.join(keys)} must wait for the seeds {', '.join(missing_seeds)}", flush=True)
         keys = []
     run.run(keys)
     record = run.write_record(names[0])
     if names[-1] == "table":
         if record["best_seed"] is None and record["speed"] is None:
-            raise UserError(f"nothing to show: {run.model_root} has no complete scores; run --to score first")
-        print("all stages are done\n" if not others else "the seeds asked for are done\n", flush=True)
+            raise UserError(f"no row to print: {run.model_root} has no complete scores; run --to score first")
+        print("the chosen seeds are done\n" if missing_seeds else "all stages are done\n", flush=True)
         print(as_text([read_record(run.record)]))
     if shown := outcome(run):
         print(f"\n{shown}", flush=True)
@@ -105,23 +112,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
     add = parser.add_argument
     stage: dict[str, Any] = {"metavar": "STAGE", "choices": NAMES}
-    add("--from", dest="first", **stage, default="download", help="begin with this stage (default: download)")
+    add("--from", dest="first", **stage, default="download", help="start with this stage (default: download)")
     add("--to", dest="last", **stage, default="table", help="end with this stage (default: table)")
-    add("--seeds", metavar="N,N", help="these seeds of the configuration alone (default: all)")
-    add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="where all results go (default: work)")
-    add("--raw", type=Path, metavar="DIR", help="take the raw text from here instead of downloading it")
+    add("--seeds", metavar="N,N", help="run these seeds of the configuration (default: all)")
+    add("--work", type=Path, metavar="DIR", default=CHECKOUT / "work", help="folder of all results (default: work)")
+    add("--raw", type=Path, metavar="DIR", help="take the raw text from this folder instead of downloading it")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--dry-run", action="store_true", help="show what is done, and the commands of what is to do")
-    shown.add_argument("--print", action="store_true", help="show the whole configuration and all commands")
+    shown.add_argument(
+        "--dry-run", action="store_true", help="print which stages are done, and the commands of the others"
+    )
+    shown.add_argument("--print", action="store_true", help="print the whole configuration and all commands")
     add = parser.add_argument_group("training").add_argument
     add("--devices", type=positive, metavar="N", help="the first N GPUs (default: all), or N CPU processes")
-    add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
+    add("--precision", choices=PRECISIONS, help="train in this precision (default: the CONFIG's)")
     arguments = parser.parse_args(argv)
     names = [*NAMES[NAMES.index(arguments.first) : NAMES.index(arguments.last) + 1]]
     if not names:
         parser.error(f"--from {arguments.first} comes after --to {arguments.last}; the order is {', '.join(NAMES)}")
     if arguments.raw and "download" not in names:
-        parser.error(f"--raw is for the stage download, which --from {arguments.first} leaves out; give one of the two")
+        parser.error(f"--raw is for the stage download, which --from {arguments.first} skips; give only one of the two")
     config = given_config(arguments, precision=arguments.precision)
     seeds = choose_seeds(config, arguments.seeds)
     options = {"devices": arguments.devices, "precision": arguments.precision}

@@ -1,7 +1,7 @@
 """Choose the best seed of a configuration by its scores on validation.
 
-DIR gets selection.json: the best seed, and of each score on valid and test the mean and the standard deviation over the
-seeds, and the best seed's figure.
+Writes selection.json into the folder of --out: the best seed, and for each score on valid and test the mean and the
+standard deviation over the seeds, and the best seed's value.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The output of fairseq-eval-lm: the perplexity of a unit as it prints it, and that of a word."""
+"""Read the output of fairseq-eval-lm: the perplexity of a subword as it prints it, and that of a word."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from data_prep.common.terminal import shown
 _SAMPLE = re.compile(r"fairseq_cli\.eval_lm(?: \| |:)\d+ (.+ \[-?[\w.]+\])$")  # the log has one of two forms
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in ([\d.]+)s \(([\d.]+) tokens/s\)")
 _RESULT = re.compile(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)")
-# by what words are cut into, as fairseq's --post-process names it: a word has one such unit, and so has a line's end
+# by fairseq's --post-process: True for exactly one of the subwords of a word, and for the end of a line
 _WORDS: dict[str | None, Callable[[str], bool]] = {
     None: lambda unit: True,
     "subword_nmt": lambda unit: not unit.endswith("@@"),
@@ -21,9 +21,10 @@ _WORDS: dict[str | None, Callable[[str], bool]] = {
 
 
 class EvaluationOutput:
-    """Collects what fairseq-eval-lm prints with --output-word-probs, line by line.
+    """Collects the results that fairseq-eval-lm prints with --output-word-probs, line by line.
 
-    ``units``: what words are cut into, as fairseq's --post-process names it; None for whole words.
+    Args:
+        units: the kind of subwords, as fairseq's --post-process names it; None for whole words.
     """
 
     def __init__(self, units: str | None = None) -> None:
@@ -33,29 +34,34 @@ class EvaluationOutput:
         self.log_probability = 0.0
 
     def read(self, line: str) -> None:
-        """Take in one line."""
-        if found := _SAMPLE.search(line):
+        """Read one line."""
+        if match := _SAMPLE.search(line):
             self.samples += 1
-            for item in found[1].split("\t"):
+            for item in match[1].split("\t"):
                 unit, _, value = item.rpartition(" [")
                 self.units += 1
                 self.words += self._is_word(unit)
                 self.log_probability += float(value.rstrip("]"))
-        elif found := _TOKENS.search(line):
+        elif match := _TOKENS.search(line):
             self.facts |= {
-                "tokens": int(found[1].replace(",", "")),
-                "seconds": float(found[2]),
-                "tokens_per_second": float(found[3]),
+                "tokens": int(match[1].replace(",", "")),
+                "seconds": float(match[2]),
+                "tokens_per_second": float(match[3]),
             }
-        elif found := _RESULT.search(line):
-            self.facts |= {"loss_base2": float(found[1]), "perplexity": float(found[2])}
+        elif match := _RESULT.search(line):
+            self.facts |= {"loss_base2": float(match[1]), "perplexity": float(match[2])}
 
 
 def run_evaluation(command: Sequence[str], log: Path, units: str | None) -> EvaluationOutput:
-    """Run a command of fairseq-eval-lm on text in ``units``; everything it says is kept in ``log``.
+    """Run a command of fairseq-eval-lm and write its output to ``log``.
+
+    Args:
+        command: the command.
+        log: the file.
+        units: the kind of subwords, as fairseq's --post-process names it; None for whole words.
 
     Raises:
-        UserError: it failed.
+        UserError: the command failed.
     """
     output = EvaluationOutput(units)
     with shown(lambda: f"evaluated {output.samples:,} samples"):
@@ -64,9 +70,9 @@ def run_evaluation(command: Sequence[str], log: Path, units: str | None) -> Eval
 
 
 def scores(output: EvaluationOutput) -> dict[str, float]:
-    """The perplexity of a word, the end of a sentence being one; where words are cut, ``perplexity_unit``, too.
+    """Return ``perplexity`` of a word, and ``perplexity_unit`` of a subword if words are cut into subwords.
 
-    Where all words are whole, that of a word is the one that fairseq-eval-lm prints.
+    The end of a sentence counts as a word. For whole words the perplexity is the one that fairseq-eval-lm prints.
     """
     printed = output.facts["perplexity"]
     if output.units == output.words:

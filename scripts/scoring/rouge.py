@@ -1,7 +1,7 @@
-"""ROUGE of summaries: F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, as ROUGE-1.5.5 gives with -m -a -n 2.
+"""ROUGE of summaries: F1 of ROUGE-1, ROUGE-2 and ROUGE-L with stemming, as ROUGE-1.5.5 computes with -m -a -n 2.
 
-The Perl script looks irregular forms up before it stems, and reports the mean over 1,000 resamples of the documents
-instead of the mean; rouge-score does neither, which together was below 0.1 on 200 documents.
+The Perl script looks up irregular forms before it stems, and reports the mean over 1,000 resamples of the documents in
+place of the mean; rouge-score does neither.
 """
 
 import unicodedata
@@ -18,11 +18,11 @@ from data_prep.text.languages import rules_of
 
 SENTENCE_SEPARATOR = "\N{PILCROW SIGN}"
 """The mark that data_prep puts between the sentences of a summary; ROUGE-L is the union over sentences."""
-TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our names and rouge-score's
+TYPES = {"rouge1": "rouge1", "rouge2": "rouge2", "rougeL": "rougeLsum"}  # our names, and those of rouge-score
 
 
 class RougeScore(Score):
-    """Means over the documents, 0 to 100; ``score`` is that of F1."""
+    """Means over the documents, 0 to 100; ``score`` is the mean of F1."""
 
     def __init__(self, name: str, means: Sequence[float]) -> None:
         self.precision, self.recall = 100 * means[0], 100 * means[1]
@@ -30,7 +30,7 @@ class RougeScore(Score):
 
 
 class RougeSignature(Signature):
-    """In the form of sacreBLEU's."""
+    """Signature in the form of sacreBLEU's."""
 
     def __init__(self, args: dict[str, Any]) -> None:
         super().__init__(args)
@@ -39,11 +39,11 @@ class RougeSignature(Signature):
 
 
 class Rouge(Metric):
-    """One of ``TYPES`` as a metric of sacreBLEU's, so that its paired bootstrap serves summaries too.
+    """One of ``TYPES`` as a metric of sacreBLEU, so that paired bootstrap works for summaries too.
 
-    In English, case and all that is not a letter a-z or a digit are ignored, and words are stemmed, as by the Perl
-    script. In other languages a word is a run of letters, digits and marks of any script, or one character where the
-    script has no blanks; nothing is stemmed.
+    In English, case and every character except a-z and digits are ignored, and words are stemmed, as by the Perl
+    script. In other languages a word is a run of letters, digits and marks of any script, or one character in scripts
+    without spaces; nothing is stemmed.
     """
 
     _SIGNATURE_TYPE = RougeSignature
@@ -64,19 +64,19 @@ class Rouge(Metric):
 
     def _compute_score_from_stats(self, stats: Sequence[float]) -> RougeScore:
         *sums, documents = map(float, stats)
-        return RougeScore(self._name, [each / documents for each in sums])
+        return RougeScore(self._name, [total / documents for total in sums])
 
     def _aggregate_and_compute(self, stats: list[list[float]]) -> RougeScore:
         return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
 
 
 def sentence_a_line(summary: str) -> str:
-    """A summary as ROUGE-L wants it."""
+    """Return a summary with one sentence per line, the form that ROUGE-L expects."""
     return "\n".join(sentence.strip() for sentence in summary.split(SENTENCE_SEPARATOR))
 
 
 class Words:
-    """A tokeniser for rouge-score that knows the letters of every script."""
+    """A tokeniser for rouge-score that finds words in every script."""
 
     def __init__(self) -> None:
         unspaced = unspaced_letters()  # a character is a word, with the marks above and below it
@@ -89,7 +89,7 @@ class Words:
         return self._word.findall(unicodedata.normalize("NFC", text).lower())
 
 
-@lru_cache(maxsize=1 << 17)  # the same hypotheses come again for each of three scores, and while a search is tuned
+@lru_cache(maxsize=1 << 17)  # the same pairs recur for each of three scores, and while a search is tuned
 def _document(hypothesis: str, reference: str, english: bool) -> dict[str, tuple[float, float, float]]:
     scores = _scorer(english).score(reference, hypothesis)
     return {name: tuple(scores[type_]) for name, type_ in TYPES.items()}

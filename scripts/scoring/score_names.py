@@ -1,4 +1,4 @@
-"""The scores of each metric that a configuration may name: their keys in scores.json and record.json, and in words."""
+"""The scores of each kind of metric: their keys in scores.json and record.json, and their names in tables."""
 
 KEYS = {
     "bleu": ("bleu", "bleu_compounds", "sacrebleu", "chrf", "ter"),
@@ -18,7 +18,7 @@ NAMES = {
     "perplexity_unit": "perplexity (unit)",
 }
 FAMILY = {key: kind for kind, keys in KEYS.items() for key in (kind, *keys)}
-"""The kind of score that a configuration's ``score.metric`` belongs to: bleu, rouge or perplexity."""
+"""The kind of scores to which a configuration's ``score.metric`` belongs: bleu, rouge or perplexity."""
 COMPARED = {"bleu": "sacrebleu", "rouge": "rouge1", "perplexity": "perplexity"}
-"""The score that models are compared by, whose counts of each line are kept."""
+"""The score that scripts.compare uses for each kind; its counts of each line are kept in scores.json."""
 LOWER_IS_BETTER = frozenset({"ter", *KEYS["perplexity"]})

@@ -1,4 +1,4 @@
-"""Tables as columns of cells, and the forms in which they are printed and written: text, Markdown, LaTeX and CSV."""
+"""Tables as columns of cells, and their output as text, Markdown, LaTeX and CSV."""
 
 import csv
 import re
@@ -14,13 +14,16 @@ EMPTY = "-"
 
 @dataclass(frozen=True)
 class Number:
-    """A number, with what is known of it beside. ``form`` is Python's, and serves all of its parts."""
+    """A number with its mean, deviation, interval, unit and note, as far as known.
+
+    ``form`` is Python's format specification for all of these numbers.
+    """
 
     value: float
     form: str = ".2f"
-    mean: float | None = None  # over the seeds, where the value is the best seed's
-    std: float | None = None  # standard deviation, of the mean where there is one
-    low: float | None = None  # 95% interval
+    mean: float | None = None  # over the seeds, if the value is the best seed's
+    std: float | None = None  # standard deviation over the seeds
+    low: float | None = None  # ends of the 95% interval
     high: float | None = None
     unit: str = ""
     note: str = ""
@@ -38,14 +41,14 @@ class Number:
         return text + (f" ({self.note})" if self.note else "")
 
     def parts(self) -> dict[str, float]:
-        """Return the numbers that there are, by their names; ``value`` is the first."""
+        """Return the numbers that are known, by their names; ``value`` is the first."""
         named = {name: getattr(self, name) for name in ("value", "mean", "std", "low", "high")}
         return {name: value for name, value in named.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A word in place of a number: why there is none."""
+    """The reason for a missing number, in a word or two."""
 
     why: str
 
@@ -54,14 +57,14 @@ class Absent:
 
 
 Cell = Number | Absent | str | None
-"""None stands for what is not known; it is printed as a dash, and empty in CSV."""
+"""None is an unknown value; it is printed as a dash, and is empty in CSV."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, the name that programs know it by, and a cell for each row.
+    """A column: its heading, its name in CSV, and a cell for each row.
 
-    Neighbouring columns of one ``group`` stand under it.
+    Neighbouring columns with the same ``group`` have it as a common heading.
     """
 
     heading: str
@@ -70,7 +73,7 @@ class Column:
     group: str = ""
 
     def is_empty(self) -> bool:
-        """Return True if nothing is known of any row."""
+        """Return True if all cells are unknown."""
         return all(cell is None for cell in self.cells)
 
 
@@ -79,14 +82,14 @@ CSV_PARTS = ("_mean", "_std", "_low", "_high", "_note")
 
 
 def over_seeds(values: Mapping[str, Any] | None, form: str = ".2f") -> Number | None:
-    """Mean and deviation of a record's figure over its seeds or runs; the deviation of one is not known."""
+    """Return mean and deviation of a record's value over its seeds or runs; one alone has no deviation."""
     if not values or values.get("mean") is None:
         return None
     return Number(values["mean"], form, std=values.get("std") if values.get("n") != 1 else None)
 
 
 def as_grid(table: Table) -> list[list[str]]:
-    """Header and rows as text; the first heading of a group has the group's name."""
+    """Return header and rows as text; the first heading of a group begins with the group's name."""
     groups = ["", *(column.group for column in table)]
     header = [
         f"{column.group}: {column.heading}" if column.group not in ("", left_group) else column.heading
@@ -97,19 +100,19 @@ def as_grid(table: Table) -> list[list[str]]:
 
 
 def write_csv(path: Path, tables: Sequence[Table]) -> None:
-    """Write all rows of the tables below each other, with a column for each part of a number.
+    """Write the rows of all tables into one file, with a column for each part of a number.
 
-    A number in a column ``bleu`` becomes ``bleu``, ``bleu_mean``, ``bleu_std``, ``bleu_low``, ``bleu_high`` and, in
-    words, ``bleu_note``, as far as these are known.
+    A number in a column ``bleu`` becomes ``bleu``, ``bleu_mean``, ``bleu_std``, ``bleu_low``, ``bleu_high`` and
+    ``bleu_note``, as far as these are known.
     """
     rows = []
     for table in tables:
-        for place in range(len(table[0].cells)):
+        for position in range(len(table[0].cells)):
             row: dict[str, str] = {}
             for column in table:
-                row |= _csv_fields(column.name, column.cells[place])
+                row |= _csv_fields(column.name, column.cells[position])
             rows.append(row)
-    # the parts of a number beside each other, in whichever row they are
+    # all parts of a number are neighbours, whichever row has them
     names = [column.name for table in tables for column in table]
     order = [f"{name}{part}" for name in dict.fromkeys(names) for part in ("", *CSV_PARTS)]
     used = {name for row in rows for name in row}
@@ -130,13 +133,13 @@ def _csv_fields(name: str, cell: Cell) -> dict[str, str]:
 
 
 def write_latex(path: Path, tables: Sequence[Table], notes: Sequence[str], command: str) -> None:
-    """Write a tabular for each table, to be taken in by \\input; it needs the package booktabs.
+    """Write a tabular for each table, to be included by \\input; it needs the package booktabs.
 
     Args:
         path: the file.
         tables: from top to bottom.
-        notes: what stands below as comments, such as the signatures of the scores.
-        command: that made the file, for its first line.
+        notes: comments at the end, such as the signatures of the scores.
+        command: the command that writes the file, for its first line.
     """
     head = [f"% Written by {command}. In the preamble: \\usepackage{{booktabs}}"]
     tail = [f"% {line}".rstrip() for note in notes for line in note.split("\n")]
@@ -154,7 +157,7 @@ def _tabular(table: Table) -> list[str]:
 
 
 def _groups(table: Table) -> list[str]:
-    """The line above the headings that names the groups, with a rule below each; nothing where there are none."""
+    """Return the line of group names above the headings, and the rules below them; empty without groups."""
     cells, rules, start = [], [], 1
     while start <= len(table):
         group = table[start - 1].group
@@ -172,7 +175,7 @@ def _latex_cell(cell: Cell) -> str:
         return "--"
     if not isinstance(cell, Number):
         return _escaped(str(cell))
-    # numbers in mathematical mode, where a hyphen is a minus
+    # math mode prints a hyphen as a minus sign
     text = re.sub(_NUMBER, lambda number: f"${number[0].replace(',', '{,}')}$", str(replace(cell, note="")))
     return text.replace("$ ± $", r" \pm ") + (f" ({_escaped(cell.note)})" if cell.note else "")
 

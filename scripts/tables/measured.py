@@ -1,4 +1,4 @@
-"""A table of the paper beside what was measured here."""
+"""A table of the paper beside our results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,46 +13,46 @@ from scripts.tables.records import diverged_after, lookup, read_record, signatur
 
 DIVERGED = "diverges"
 RATIOS_OF = "speed.sentences_per_second.mean"
-"""The column that ratios to the baseline are given for; a record has its own in speed.ratio."""
+"""The column for which the table has ratios to the baseline; a record has its ratio in speed.ratio."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of the paper and ours."""
+    """A value of the paper, and ours."""
 
     column: Column
-    published: Figure | None  # as printed; None where the paper has none
-    run: str | None  # the configuration that measures it, <folder>/<model>; None: it is the literature's, or empty
-    record: Mapping[str, Any] | None  # of the run; None: it has not been begun
+    published: Figure | None  # the paper's value, if it has one
+    run: str | None  # the configuration that measures it, <folder>/<model>; None for values of other papers
+    record: Mapping[str, Any] | None  # of the run; None if it has not been started
     row: Row
-    compared: Row | None  # that of the model that speeds are compared with
+    compared: Row | None  # the row of the baseline of speeds
 
     @property
     def seeds(self) -> tuple[int, int]:
-        """Number of seeds that have the figure, or else were trained, and of those that are to have it."""
+        """Number of seeds with the value (or, if it is not one of seeds, with a training), and of planned seeds."""
         return self._count or len(lookup(self.record, "seeds") or {}), len(lookup(self.record, "config.seeds") or [])
 
     @property
     def _count(self) -> Any:
-        return lookup(self.record, f"{self.column.value.rpartition('.')[0]}.n")  # None if it is not one of seeds
+        return lookup(self.record, f"{self.column.value.rpartition('.')[0]}.n")  # None if the value is not one of seeds
 
     @property
     def ours(self) -> Figure | None:
-        """The figure of the record; None where nothing was measured."""
+        """Our value from the record; None if it has not been measured."""
         value = lookup(self.record, self.column.value)
         if value is None:
             return None if diverged_after(self.record) is None else Figure(None, word=DIVERGED)
-        std = lookup(self.record, self.column.std or "") if self._count != 1 else None  # one has none
+        std = lookup(self.record, self.column.std or "") if self._count != 1 else None  # one seed has no deviation
         return Figure(value / self.column.scale, None if std is None else std / self.column.scale)
 
     @property
     def ratio(self) -> tuple[float | None, float | None]:
-        """The paper's speed and ours over that of the baseline."""
+        """Speed over the baseline's: the paper's ratio, and ours."""
         if self.column.value != RATIOS_OF:
             return None, None
-        ours_in_paper = self.published.value if self.published else None
+        speed = self.published.value if self.published else None
         baseline = self.compared.figures.get(self.column.key) if self.compared else None
-        paper = ours_in_paper / baseline.value if ours_in_paper is not None and baseline and baseline.value else None
+        paper = speed / baseline.value if speed is not None and baseline and baseline.value else None
         ours = 1.0 if self.row is self.compared else lookup(self.record, "speed.ratio")
         return paper, None if lookup(self.record, RATIOS_OF) is None else ours
 
@@ -64,13 +64,13 @@ class Measured:
         """Read the records.
 
         Raises:
-            UserError: a file is there and is not a record.
+            UserError: a record.json is not a record.
         """
         self.table = table
         self.records: dict[str, dict[str, Any]] = {}
-        """Those that there are, by <folder>/<model>, in the order of the rows."""
+        """The existing records by <folder>/<model>, in the order of the rows."""
         self.outdated: list[str] = []
-        """The runs whose record is of other settings than their configuration has now, precision aside."""
+        """The runs whose record has other settings than the configuration has now, apart from the precision."""
         for run in dict.fromkeys(self._run(row, column) for row in table.rows for column in table.columns):
             config = load_config(CONFIGS / f"{run}.yaml") if run else None
             if config and (path := work / config.dataset / config.name / "record.json").exists():
@@ -79,10 +79,10 @@ class Measured:
                     self.outdated.append(str(run))
         speeds = (lookup(record, "speed.baseline.model") for record in self.records.values())
         self.baseline: str | None = next(filter(None, speeds), None)
-        """The model whose speed those of the runs were compared with."""
+        """The model that the speeds of the runs were compared with."""
         compared = next((row for row in table.rows if self.baseline and row.config == self.baseline), None)
         self.cells = [[self._cell(row, column, compared) for column in table.columns] for row in table.rows]
-        """Row by row, in the order of the columns."""
+        """A list for each row, in the order of the columns."""
 
     def _run(self, row: Row, column: Column) -> str | None:
         config = self.table.config(row, column)
@@ -93,7 +93,7 @@ class Measured:
         return Cell(column, row.figures.get(column.key), run, self.records.get(run or ""), row, compared)
 
     def columns(self) -> list[cells.Column]:
-        """Under each heading the paper's figure and ours, and their ratios to the baseline where it has a speed."""
+        """Return for each heading the paper's value and ours, and for speeds the ratios to the baseline."""
         notes, columns = self._notes(), list[cells.Column]()
 
         def add(heading: str, name: str, content: Sequence[cells.Cell], group: str = "") -> None:
@@ -106,27 +106,30 @@ class Measured:
             published = [_number(cell.published, column, column.digits) for cell in measured]
             add("paper", f"{key}_paper", published, column.heading)
             add("ours", f"{key}_ours", [_ours(cell) for cell in measured], column.heading)
-            for place, whose in enumerate(("paper", "ours") if column.value == RATIOS_OF else ()):
-                ratios = [cell.ratio[place] for cell in measured]
+            for position, source in enumerate(("paper", "ours") if column.value == RATIOS_OF else ()):
+                ratios = [cell.ratio[position] for cell in measured]
                 numbers = [None if ratio is None else cells.Number(ratio) for ratio in ratios]
-                add(whose, f"{key}_ratio_{whose}", numbers, "ratio")
+                add(source, f"{key}_ratio_{source}", numbers, "ratio")
         return columns
 
     def remarks(self, options: str) -> list[str]:
-        """The notes of table and rows, the model that speeds are compared with, how much has been run, the commands of
-        what is missing, with ``options`` beside the configuration, and the signatures of what is there.
+        """Return the lines below the table.
+
+        They are the notes, the baseline of speeds, the number of measured values, the commands of missing runs with
+        ``options``, and the signatures of the records.
         """
         remarks = [self.table.note] if self.table.note else []
         remarks += [f"[{number}] {note}" for number, note in enumerate(self._notes(), 1)]
         if self.baseline and any(column.value == RATIOS_OF for column in self.table.columns):
-            of, how = f"Ratios are to the speed of {self.baseline}", "in the same run, on the same machine"
-            remarks.append(f"{of}; ours to its speed {how}.")
+            remarks.append(
+                f"Ratios are to the speed of {self.baseline}; ours to its speed in the same run, on the same machine."
+            )
         trained = [cell for row in self.cells for cell in row if cell.run is not None]
         missing = [cell.run for cell in trained if cell.ours is None]
-        of_all = f"{len(trained)} figures that are trained here are measured."
+        of_all = f"{len(trained)} values that are trained here have been measured."
         remarks.append(f"{len(trained) - len(missing)} of the {of_all} The others:" if missing else f"All {of_all}")
         remarks += [f"python -m scripts.reproduce configs/{run}.yaml{options}" for run in dict.fromkeys(missing)]
-        remarks += [f"{run} was made with other settings than configs/{run}.yaml has now." for run in self.outdated]
+        remarks += [f"{run} was run with other settings than configs/{run}.yaml has now." for run in self.outdated]
         for record in self.records.values():
             remarks += ["", *signatures(record)]
         return remarks
@@ -135,7 +138,7 @@ class Measured:
         return [row.note for row in self.table.rows if row.note]
 
     def as_text(self, options: str) -> str:
-        """The table for a terminal, with the remarks below it."""
+        """Return the table for a terminal, with the remarks below it."""
         title = f"Table {self.table.number}: {self.table.title}"
         return "\n".join(
             [title, "", *aligned(cells.as_grid(self.columns()), left=1, rule=True), "", *self.remarks(options)]
@@ -151,7 +154,7 @@ def _number(figure: Figure | None, column: Column, digits: int, note: str = "") 
 
 
 def _ours(cell: Cell) -> cells.Cell:
-    """Our figure, with one digit more than the paper's and at least two; or in words why there is none."""
+    """Return our value, with one digit more than the paper's and at least two, or the reason that there is none."""
     (scored, planned), digits = cell.seeds, cell.column.digits
     if cell.run and not cell.ours:
         return cells.Absent("not run" if cell.record is None else "not yet")

@@ -1,4 +1,4 @@
-"""The paper's tables as objects, from configs/tables.yaml, whose header says what it holds."""
+"""The paper's tables as objects, read from configs/tables.yaml, whose header explains its keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +13,20 @@ CONFIGS = CHECKOUT / "configs"
 
 @dataclass(frozen=True)
 class Column:
-    """A column: where a run's record has its figure (a dotted path), and how the figure is printed."""
+    """A column: the dotted path of its value in a run's record, and its printed form."""
 
     key: str
     heading: str
     dataset: str
     value: str
     std: str | None = None
-    scale: float = 1.0  # the record's figure is divided by it
+    scale: float = 1.0  # the record's value is divided by it
     digits: int = 1  # after the point
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The content of a cell: a number, with a standard deviation or not, or a word in its place."""
+    """A printed cell: a number, perhaps with a standard deviation, or a word."""
 
     value: float | None
     std: float | None = None
@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its published figures by column, and the model here that is trained to meet them."""
+    """A row: its published values by column, and our configuration of the model."""
 
     name: str
     figures: dict[str, Figure]
@@ -54,13 +54,13 @@ class Table:
     note: str | None = None
 
     def config(self, row: Row, column: Column) -> Path | None:
-        """The configuration whose run gives the figure of a cell; None if it is of the literature, or empty."""
+        """Return the configuration whose run gives the value of a cell; None for values of other papers."""
         if row.config is None or column.key not in row.figures:
             return None
         return CONFIGS / column.dataset / f"{row.config}.yaml"
 
     def configs(self) -> dict[Path, Row]:
-        """Every configuration of the table, once, with the row it belongs to; by dataset, then row."""
+        """Return each configuration of the table with its row, ordered by dataset, then row."""
         rows_of_configs: dict[Path, Row] = {}
         for column in self.columns:
             for row in self.rows:
@@ -71,20 +71,20 @@ class Table:
 
 
 def read_tables(path: Path = CONFIGS / "tables.yaml") -> dict[int, Table]:
-    """The tables by their number.
+    """Read the tables, by their number.
 
     Raises:
-        UserError: the file cannot be read, or holds something unknown; the message names the place.
+        UserError: the file cannot be read, or has an unknown key; the message names its position.
     """
     tables = {}
     for number, content in read_yaml(path).items():
-        place = f"{path}: table {number}"
-        require_known(place, content, ("title", "note", "columns", "rows"))
+        position = f"{path}: table {number}"
+        require_known(position, content, ("title", "note", "columns", "rows"))
         columns, rows = list[Column](), []
         for key, settings in content["columns"].items():
-            columns.append(build(Column, settings, file=f"{place}, column {key}", given={"key": key}))
+            columns.append(build(Column, settings, file=f"{position}, column {key}", preset={"key": key}))
         for row in content["rows"]:
-            require_known(f"{place}, row {row.get('name')}", row, ("name", "config", "note", *content["columns"]))
+            require_known(f"{position}, row {row.get('name')}", row, ("name", "config", "note", *content["columns"]))
             figures = {key: _figure(row[key]) for key in content["columns"] if key in row}
             rows.append(Row(row["name"], figures, row.get("config"), row.get("note")))
         tables[number] = Table(number, content["title"], columns, rows, content.get("note"))

@@ -1,4 +1,4 @@
-"""Run records as rows of a table of their own, whatever the dataset, and what each score was measured with."""
+"""Run records as rows of one table, for any mix of datasets, and the signatures of their scores."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,13 +8,18 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import aligned
 from scripts.scoring.score_names import FAMILY, KEYS, NAMES
+from scripts.scoring.selection import over
 from scripts.tables.cells import Column, Number, Table, as_grid, over_seeds
 
 _NEEDED = {"model", "dataset", "config", "parameters", "seeds", "summary"}
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A run record."""
+    """Read a run record.
+
+    Raises:
+        UserError: the file cannot be read, or is not a run record.
+    """
     record = read_json(path)
     if not isinstance(record, dict) or not record.keys() >= _NEEDED:
         raise UserError(f"{path} is not a run record; expected work/<dataset>/<model>/record.json of scripts.reproduce")
@@ -22,7 +27,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
-    """Return what stands at a dotted path; None where there is nothing."""
+    """Return the value at a dotted path; None if there is none."""
     value: Any = record
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -30,18 +35,18 @@ def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
 
 
 def diverged_after(record: Mapping[str, Any] | None) -> int | None:
-    """After how many updates the training of a seed diverged; None if none did."""
+    """Return the update at which the first diverged training diverged; None if none did."""
     updates = [lookup(seed, "training.diverged") for seed in (lookup(record, "seeds") or {}).values()]
     return next((update for update in updates if update is not None), None)
 
 
 def metric(record: Mapping[str, Any]) -> str:
-    """Return the kind of score that a run is judged by: bleu, rouge or perplexity."""
+    """Return the kind of a run's scores: bleu, rouge or perplexity."""
     return FAMILY[lookup(record, "config.score.metric") or "bleu"]
 
 
 def tested(values: Mapping[str, Any] | None) -> Number | None:
-    """The best seed's score, with mean and deviation over the seeds where there are several."""
+    """Return the best seed's score, with mean and deviation over the seeds if there are several."""
     if not values or values.get("best") is None:
         return None
     seeds = over_seeds(values)
@@ -53,21 +58,30 @@ def tested(values: Mapping[str, Any] | None) -> Number | None:
 
 
 def number(record: Mapping[str, Any] | None, path: str, form: str, scale: float = 1.0) -> Number | None:
-    """Return what stands at a dotted path, divided by ``scale``; None where there is nothing."""
+    """Return the number at a dotted path; None if there is none.
+
+    Args:
+        record: a record, or the part of one that ``path`` starts from.
+        path: keys joined by dots.
+        form: Python's format specification for printing.
+        scale: the number is divided by it.
+    """
     value = lookup(record, path)
     return None if value is None else Number(value / scale if scale != 1.0 else value, form)
 
 
 def table(records: Sequence[Mapping[str, Any]], *, costs: bool) -> list[Column]:
-    """Columns of records of one metric: those of its scores that any of them has.
+    """Return a row for each record, with a column for each score that any of them has.
 
-    ``costs``: add the time of the training, and its speed.
+    Args:
+        records: runs with scores of one kind.
+        costs: add losses, time and speed of the trainings.
     """
     kind = metric(records[0])
     keys = KEYS[kind]
     shown = [key for key in keys if any(lookup(record, f"summary.test.{key}") for record in records)] or [keys[0]]
     chosen = lookup(records[0], "config.score.metric")
-    chosen = chosen if chosen in NAMES else keys[0]  # of ROUGE the first
+    chosen = chosen if chosen in NAMES else keys[0]  # "rouge" stands for ROUGE-1, 2 and L
     bests = [best_seed(record) for record in records]
 
     def scores(subset: str, key: str) -> list[Any]:
@@ -90,36 +104,55 @@ def table(records: Sequence[Mapping[str, Any]], *, costs: bool) -> list[Column]:
         columns.append(
             Column("x baseline", "speed_ratio", [number(record, "speed.ratio", ".2f") for record in records])
         )
-    return [*columns, *training_costs(bests)] if costs else columns
+    return [*columns, *training_costs(records)] if costs else columns
 
 
-def training_costs(seeds: Sequence[Mapping[str, Any] | None]) -> list[Column]:
-    """The time of trainings, and how fast they were."""
+def training_costs(records: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return columns of the trainings: updates, loss, time and speed, mean and deviation over the seeds."""
+
+    def column(heading: str, name: str, key: str, form: str, scale: float = 1.0) -> Column:
+        return Column(heading, name, [over_trainings(record, key, form, scale) for record in records])
+
+    updates = [max(_of_trainings(record, "updates"), default=None) for record in records]
     return [
-        Column(
-            "training, minutes", "training_minutes", [number(seed, "training.seconds", ".1f", 60) for seed in seeds]
-        ),
-        Column(
-            "training, tokens/s",
-            "training_tokens_per_second",
-            [number(seed, "training.tokens_per_second", ",.0f") for seed in seeds],
-        ),
+        Column("updates", "updates", [None if value is None else Number(value, ",d") for value in updates]),
+        column("lowest validation loss", "best_valid_loss", "best_valid_loss", ".3f"),
+        column("training, minutes", "training_minutes", "seconds", ".1f", 60),
+        column("training, tokens/s", "training_tokens_per_second", "tokens_per_second", ",.0f"),
     ]
 
 
+def over_trainings(record: Mapping[str, Any], key: str, form: str, scale: float) -> Number | None:
+    """Return mean and deviation over the seeds of a number that their trainings left; None if none did.
+
+    Args:
+        record: a run record.
+        key: the number's name in a seed's ``training``.
+        form: Python's format specification for printing.
+        scale: the number is divided by it.
+    """
+    values = [value / scale for value in _of_trainings(record, key)]
+    return over_seeds(over(values), form) if values else None
+
+
+def _of_trainings(record: Mapping[str, Any], key: str) -> list[Any]:
+    values = (lookup(seed, f"training.{key}") for seed in record["seeds"].values())
+    return [value for value in values if value is not None]
+
+
 def by_metric(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """The records in groups of one metric: scores of different metrics do not stand under one another."""
+    """Group the records by the kind of their scores, so that a column has scores of one kind."""
     groups = ([record for record in records if metric(record) == kind] for kind in KEYS)
     return [group for group in groups if group]
 
 
 def best_seed(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The seed whose test figures stand in the table; None if none was chosen yet."""
+    """Return the part of the seed whose test scores the table shows; None if none has been chosen."""
     return record["seeds"].get(str(record.get("best_seed")))
 
 
 def signatures(record: Mapping[str, Any]) -> list[str]:
-    """Return how the scores and the speed of one record came about, a line each."""
+    """Return the settings behind the scores and the speed of one record, a line each."""
     scores, updates = lookup(best_seed(record), "test"), diverged_after(record)
     if scores:
         backend = ",".join(f"{op}={name}" for op, name in (record.get("backend") or {}).items()) or "unknown"
@@ -140,7 +173,7 @@ def signatures(record: Mapping[str, Any]) -> list[str]:
 
 
 def as_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of all records as aligned text, and below them the signatures of their scores."""
+    """Return the rows of all records as aligned text, and below them the signatures of their scores."""
     blocks: list[str] = []
     for group in by_metric(records):
         blocks += [*aligned(as_grid(table(group, costs=False)), left=2, rule=True), ""]
@@ -151,5 +184,5 @@ def as_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def as_tables(records: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """The rows of all records, a table for each metric, to be written to files."""
+    """Return the tables that are written to files: one for each kind of scores."""
     return [table(group, costs=True) for group in by_metric(records)]

@@ -83,6 +83,7 @@ def train(corpus: Path) -> Train:
 
         arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
         vars(checkpoint_utils.save_checkpoint).pop("best", None)  # the best loss of a training before, in this process
+        vars(fairseq_train.should_stop_early).clear()
         arguments += [] if epochs else ["--no-epoch-checkpoints"]
         losses: list[float] = []
 

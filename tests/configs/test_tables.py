@@ -1,4 +1,4 @@
-"""configs/tables.yaml against the paper's text, and what is refused in such a file."""
+"""Compare configs/tables.yaml with the paper's text; wrong keys in such a file are refused."""
 
 import pytest
 import yaml
@@ -10,7 +10,7 @@ TABLES = read_tables()
 
 
 def figures(number, *keys):
-    """The columns' figures in the rows that are trained here, as plain data."""
+    """Return the columns' values in the rows with a configuration, as plain data."""
     rows = [row for row in TABLES[number].rows if row.config]
     return [[row.figures[key].word or row.figures[key].value for key in keys if key in row.figures] for row in rows]
 
@@ -47,7 +47,7 @@ def test_tables_3_and_6_agree_on_the_models_that_both_have():
         assert rows[0].figures.get("speed") == (Figure(62.6, 0.4) if expected.value else None)
 
 
-def test_paths_into_the_record_are_of_its_form():
+def test_paths_into_the_record_exist():
     for table in TABLES.values():
         for column in table.columns:
             for path in filter(None, (column.value, column.std)):
@@ -74,7 +74,7 @@ GOOD = {
         ({"rows": [{"name": "n", "b": 3}]}, "row n: unknown key `b`"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(tmp_path, change, named):
+def test_an_unknown_key_is_named_with_its_position(tmp_path, change, named):
     path = tmp_path / "tables.yaml"
     path.write_text(yaml.safe_dump({9: GOOD}), encoding="utf-8")
     assert read_tables(path)[9].rows[0].figures == {}

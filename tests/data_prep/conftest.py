@@ -1,4 +1,4 @@
-"""Fixtures of several files."""
+"""Fixtures for several test files."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tests.data_prep.web import Site, serving
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask servers directly, with little patience."""
+    """Use no proxy, and short delays."""
     for name, value in (("ATTEMPTS", 3), ("FIRST_DELAY", 0.01)):
         monkeypatch.setattr(f"data_prep.fetch.{name}", value)
     for name in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy"):
@@ -19,6 +19,6 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(direct: None) -> Iterator[Site]:
-    """A web server on this machine."""
+    """Start a web server on this machine."""
     with serving() as served:
         yield served

@@ -1,7 +1,7 @@
-"""Small corpora in archives as datasets/*.yaml name them: members, nesting, compression, tags and broken lines.
+"""Small corpora in archives like those of datasets/*.yaml: members, nesting, compression, tags and broken lines.
 
-Every pair carries a number of its own on both sides, so that sides that drift apart, lines that are lost and lines that
-change places all show. Pairs whose number is below 50,000 survive cleaning; the others must not.
+Every pair has a different number on both sides, which shows misaligned sides, lost lines and a wrong order. Pairs with
+a number below 50,000 survive cleaning; the others must not.
 """
 
 import bz2
@@ -22,7 +22,7 @@ import yaml
 
 from data_prep.dataset import FOLDER
 
-Row = tuple[str, ...]  # a line a language
+Row = tuple[str, ...]  # the line in each language
 
 _WORDS: dict[str, Sequence[str]] = {
     language: line.split() if language != "zh" else line
@@ -37,7 +37,7 @@ BAD = 50_000
 
 
 def sentence(language: str, number: int) -> str:
-    """A line of a language with its number; 6 to 12 words."""
+    """Make a line with a number, of 6 to 12 words."""
     words = _WORDS[language]
     if language == "zh":
         return f"{words[number % 9 : number % 9 + 12]}{number}号{words[number % 5 : number % 5 + 9]}。"
@@ -47,18 +47,18 @@ def sentence(language: str, number: int) -> str:
 
 
 def pairs(languages: Sequence[str], count: int, start: int) -> list[Row]:
-    """Good rows with the numbers from ``start`` on."""
+    """Make rows that survive cleaning, numbered from ``start``."""
     return [tuple(sentence(language, number) for language in languages) for number in range(start, start + count)]
 
 
 def broken(languages: Sequence[str]) -> list[Row]:
-    """Pairs that every recipe must drop: an empty side, far too long, far too uneven."""
-    left, right = languages
+    """Make pairs that every recipe must drop: with an empty side, too long, of too different lengths."""
+    source, target = languages
     numbers = range(BAD, BAD + 4)
     long = [" ".join(f"{sentence(language, n)} x" for n in [numbers[2]] * 90) for language in languages]
     return [
-        ("", sentence(right, numbers[0])),
-        (sentence(left, numbers[1]), "  "),
+        ("", sentence(target, numbers[0])),
+        (sentence(source, numbers[1]), "  "),
         tuple(long),
         (f"{numbers[3]}.", " ".join(["x"] * 40 + [str(numbers[3])])),
     ]
@@ -71,29 +71,29 @@ WRONG_SCRIPTS = [
 
 
 def numbers(lines: Iterable[str]) -> list[int]:
-    """The numbers that prepared lines carry."""
+    """Extract the numbers of prepared lines."""
     return [int(re.findall(r"\d{5,}", line.replace("@@ ", ""))[0]) for line in lines]
 
 
 def text(rows: Sequence[Row], side: int, end: str = "\n") -> bytes:
-    """One side of rows as a file; that of the second has no line end at its own."""
+    """Return one side of rows as a file; the second side has no line end at the end of the file."""
     return (end.join(row[side] for row in rows) + (end if side == 0 else "")).encode()
 
 
 def sgm(rows: Sequence[Row], side: int, end: str) -> bytes:
-    """One side as NIST's tagged files: several segments a document, attributes, the ampersand escaped, odd spaces."""
+    """Return one side as a tagged file of NIST: several segments in a document, attributes, escapes, odd spaces."""
     texts = [row[side].replace("&", "&amp;") for row in rows]
     lines = ['<refset setid="newstest" srclang="any" trglang="en">']
     for document in range(0, len(rows), 3):
         lines += [f'<doc sysid="ref" docid="d{document}" genre="news" origlang="en">', "<hl>"]
         lines += [f'<seg id="1">{texts[document]}</seg>', "</hl>", "<p>"]
-        lines += [f'<seg id="{n}"> {each}\xa0 </seg>' for n, each in enumerate(texts[document + 1 :][:2], 2)]
+        lines += [f'<seg id="{n}"> {text}\xa0 </seg>' for n, text in enumerate(texts[document + 1 :][:2], 2)]
         lines += ["</p>", "</doc>"]
     return end.join([*lines, "</refset>", ""]).encode()
 
 
 def iwslt_tags(rows: Sequence[Row], side: int, end: str) -> bytes:
-    """One side as IWSLT's train.tags: talks with tags on lines of their own, title and description as text."""
+    """Return one side as train.tags of IWSLT: talks with tags on separate lines, titles and descriptions."""
     lines = []
     for talk in range(0, len(rows), 10):
         lines += [f"<url>http://www.ted.com/talks/{talk}.html</url>", "<keywords>a, b</keywords>"]
@@ -104,7 +104,7 @@ def iwslt_tags(rows: Sequence[Row], side: int, end: str) -> bytes:
 
 
 def iwslt_xml(rows: Sequence[Row], side: int, end: str) -> bytes:
-    """One side as IWSLT's test files."""
+    """Return one side as a test file of IWSLT."""
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<mteval>", '<srcset setid="x" srclang="any">']
     lines += ['<doc docid="1" genre="lectures">', "<url>http://x</url>", "<title>not a segment</title>"]
     lines += [f'<seg id="{n}"> {row[side]} </seg>' for n, row in enumerate(rows, 1)]
@@ -121,7 +121,7 @@ KINDS = ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tbz2", "a.tar.xz", "a.txz
 
 
 def packed(archive: str, members: Mapping[str, bytes], *more: tarfile.TarInfo) -> bytes:
-    """An archive of the kind its name says, members in the order given; ``more`` are headers alone, for a tar."""
+    """Return an archive of the kind of its name, with the members in order; ``more`` are headers to add to a tar."""
     file = io.BytesIO()
     if archive.endswith(".zip"):
         with zipfile.ZipFile(file, "w") as zipped:
@@ -147,9 +147,9 @@ def pack(path: Path, members: Mapping[str, bytes]) -> Path:
 
 
 def local_copy(name: str, folder: Path, archives: Path, url: str) -> Path:
-    """A dataset's YAML for small archives: addresses at ``url``, their true checksums, no known counts, few BPE merges.
+    """Copy a dataset's YAML for small archives: addresses at ``url``, new checksums, fewer merges, no expected counts.
 
-    The members, steps and splits stay the dataset's own.
+    Members, steps and splits are not changed.
     """
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     for file, facts in data["files"].items():
@@ -174,9 +174,9 @@ def local_copy(name: str, folder: Path, archives: Path, url: str) -> Path:
 
 
 def build(name: str, folder: Path) -> dict[str, list[Row]]:
-    """The archives that a dataset's YAML names, with its members in another order; returns the rows of each split.
+    """Write the archives that a dataset's YAML names, with members in another order; returns the rows of each split.
 
-    Where text is cleaned, the first source of train has rows that must not survive it; Chinese also has repeats.
+    If text is cleaned, the first source of train has rows that must be dropped; Chinese also has duplicates.
     """
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     languages = [data[key] for key in ("source", "target") if key in data]
@@ -202,10 +202,10 @@ def build(name: str, folder: Path) -> dict[str, list[Row]]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file, parted at LF alone."""
+    """Read the lines of a file, which end at LF alone."""
     return path.read_bytes().decode().split("\n")[:-1]
 
 
 def sides(name: str, rows: Sequence[Row], languages: Sequence[str]) -> dict[str, bytes]:
-    """A member for each side of pairs; ``{}`` in the name is its language."""
+    """Return a member for each side of rows; ``{}`` in ``name`` is replaced by the language."""
     return {name.format(language): text(rows, side) for side, language in enumerate(languages)}

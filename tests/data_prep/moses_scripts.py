@@ -1,4 +1,4 @@
-"""Moses's own Perl scripts, from the development package mosestokenizer, brought to the state of October 2018.
+"""Run Moses's Perl scripts, from the development package mosestokenizer, in their version of October 2018.
 
 Its copies are of about 2015. What Moses has changed since in them is small and stated here, so that the comparison is
 with Moses's own text but for these lines.
@@ -21,7 +21,7 @@ _LAST_DOT = r"""if ($i == $#words) { $word = "$pre ."; } elsif (($pre =~ /\./"""
 
 
 def comparisons(language: str, moses: str) -> Iterator[tuple[list[str], Callable[[str], str]]]:
-    """Each script with its options, and the step that is to make the same."""
+    """Pairs of a script with its options and the step that must give the same."""
     yield ["normalize-punctuation.perl", "-l", language], punctuation_normaliser(language=language, moses=moses)
     for aggressive, escape in product((False, True), repeat=2):
         options = ["-q", "-l", language, *["-a"] * aggressive, *["-no-escape"] * (not escape)]
@@ -30,7 +30,7 @@ def comparisons(language: str, moses: str) -> Iterator[tuple[list[str], Callable
 
 
 class Scripts:
-    """The scripts in a folder of their own; lines in, lines out."""
+    """A folder with the scripts, which turn lines into lines."""
 
     def __init__(self, folder: Path, moses: str) -> None:
         assert moses in VERSIONS
@@ -71,10 +71,10 @@ class Scripts:
 
 
 def run_perl(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Return what a Perl program prints for these lines."""
+    """Run Perl with these lines as input; returns the lines of its output."""
     text = "".join(f"{line}\n" for line in lines).encode()
-    done = subprocess.run(["perl", *arguments], input=text, capture_output=True, check=True, timeout=120)
-    *printed, end = done.stdout.decode().split("\n")
+    result = subprocess.run(["perl", *arguments], input=text, capture_output=True, check=True, timeout=120)
+    *printed, end = result.stdout.decode().split("\n")
     assert end == ""
     assert len(printed) == len(lines)
     return printed

@@ -1,4 +1,4 @@
-"""Debian packages and catalogues of gettext, written byte by byte as dpkg-deb and msgfmt write them."""
+"""Write Debian packages and catalogues of gettext in the formats of dpkg-deb and msgfmt."""
 
 import gzip
 import io
@@ -6,6 +6,8 @@ import struct
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+
+import zstandard
 
 
 def catalogue(messages: Mapping[str, str], *, order: str = "<", charset: str = "UTF-8") -> bytes:
@@ -22,8 +24,8 @@ def catalogue(messages: Mapping[str, str], *, order: str = "<", charset: str = "
 
 
 def archive(files: Mapping[str, bytes], *, compression: str) -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode=f"w:{compression}") as tar:  # type: ignore[call-overload]
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=f"w:{'' if compression == 'zst' else compression}") as tar:  # type: ignore[call-overload]
         link = tarfile.TarInfo("./usr/share/man/man1/link.1.gz")
         link.type, link.linkname = tarfile.SYMTYPE, "nowhere.1.gz"
         tar.addfile(link)
@@ -31,13 +33,13 @@ def archive(files: Mapping[str, bytes], *, compression: str) -> bytes:
             member = tarfile.TarInfo(f"./{name}")
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
-    return held.getvalue()
+    return zstandard.compress(file.getvalue()) if compression == "zst" else file.getvalue()
 
 
 def package(
     folder: Path, name: str, files: Mapping[str, bytes], *, source: str | None = None, compression: str = "xz"
 ) -> Path:
-    """Write a .deb whose manual pages are compressed, as Debian's are, those that are not yet."""
+    """Write a .deb; files whose names end in .gz are compressed, unless they are already."""
     control = f"Package: {name}\n" + (f"Source: {source}\n" if source else "") + "Version: 1.0-1\nArchitecture: all\n"
     packed = {
         path: gzip.compress(data) if path.endswith(".gz") and data[:2] != b"\x1f\x8b" else data

@@ -1,4 +1,4 @@
-"""Small files in the formats of the real ones, and how to run a command as a user does."""
+"""Small files in the formats of the real ones, and functions that run commands as a user does."""
 
 import functools
 import hashlib
@@ -20,21 +20,21 @@ from data_prep.dataset import Dataset, Step, load_dataset
 
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 SPLITS = ("train", "valid", "test")
-git_state = functools.cache(git_state)  # which else is three processes for each run of the command
+git_state = functools.cache(git_state)  # it starts three processes
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    """Run ``python -m data_prep`` and fairseq-preprocess in this process: they start more slowly than they work."""
+    """Run ``python -m data_prep`` and fairseq-preprocess in this process, since starting processes takes long."""
     monkeypatch.setattr(binarise, "run_logged", preprocess)
     monkeypatch.setattr(pipeline, "git_state", git_state)
     command.main([*map(str, arguments)])
 
 
-def preprocess(line: list[str], log: Path, on_line: object, *, what: str, cwd: Path) -> None:
-    """Stands for the process: the same arguments, the same folder, the same log."""
+def preprocess(command: list[str], log: Path, on_line: object, *, what: str, cwd: Path) -> None:
+    """Run fairseq-preprocess like ``run_logged``, in this process: same arguments, same folder, same log."""
     from fairseq_cli import preprocess as fairseq
 
-    options = line[line.index("fairseq_cli.preprocess") + 1 :]
+    options = command[command.index("fairseq_cli.preprocess") + 1 :]
     claim(log.parent, log.name)
     handler = logging.FileHandler(log)
     fairseq.logger.addHandler(handler)
@@ -52,13 +52,13 @@ def key(text: str) -> str:
 
 
 def block(package: str, language: str, synopsis: str, *body: str, md5: str | None = None) -> str:
-    """A block of a Translation file; the body's lines are given without the space that indents them."""
+    """Return a block of a Translation file; the lines of ``body`` come without their indentation."""
     lines = [f"Package: {package}", f"Description-md5: {md5 or key(package)}", f"Description-{language}: {synopsis}"]
     return "\n".join([*lines, *(f" {line}" for line in body)]) + "\n"
 
 
 def translations(folder: Path) -> Path:
-    """A folder with Translation-en and Translation-de of 400 packages; every seventh has no German."""
+    """Make a folder with Translation-en and Translation-de of 400 packages, every seventh without German."""
     english, german = [], []
     for n in range(400):
         form = FORMS[n % len(FORMS)]
@@ -76,7 +76,7 @@ def translations(folder: Path) -> Path:
 
 
 def text_folder(folder: Path, **counts: int) -> Path:
-    """A folder with a numbered line for each of so many pairs of each split."""
+    """Make a folder with the given number of pairs in each split, as numbered lines."""
     folder.mkdir()
     for split, count in counts.items():
         for language in ("en", "de"):
@@ -86,7 +86,7 @@ def text_folder(folder: Path, **counts: int) -> Path:
 
 
 def own_dataset(folder: Path, *steps: Any, **more: Any) -> Dataset:
-    """A dataset of a user's own text from a YAML file; of keys, None leaves one out."""
+    """Make a dataset of a user's own text from a YAML file; keys with the value None are left out."""
     keys = {"kind": "text", "source": "en", "target": "de", "steps": list(steps), **more}
     file = folder / "own.yaml"
     file.write_text(json.dumps({name: value for name, value in keys.items() if value is not None}))
@@ -94,14 +94,14 @@ def own_dataset(folder: Path, *steps: Any, **more: Any) -> Dataset:
 
 
 def with_steps(*steps: str | dict[str, Any]) -> Dataset:
-    """A dataset of these steps, each a name, or a name with parameters."""
+    """Make a dataset of these steps, each a name or a mapping from a name to parameters."""
     named = [item for step in steps for item in (step if isinstance(step, dict) else {step: {}}).items()]
-    made = tuple(Step(name=name, languages=tuple(rest.get("languages", ())), parameters=rest) for name, rest in named)
-    return Dataset(name="d", file=Path("d.yaml"), kind="text", source="en", target="de", steps=made)
+    parsed = tuple(Step(name=name, languages=tuple(keys.get("languages", ())), parameters=keys) for name, keys in named)
+    return Dataset(name="d", file=Path("d.yaml"), kind="text", source="en", target="de", steps=parsed)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files but the lists of what was written."""
+    """Read all files in a folder, except the lists of outputs."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != LIST]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -119,7 +119,7 @@ TARGETS += ["en Debian stable contrib e", "en Debian testing main f"]
 
 
 def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
-    """Return a PATH with an apt that offers translations in files a to f, in no order, and packages a to c."""
+    """Return a PATH with an apt that has translations in files a to f, in random order, and packages a to c."""
     folder.mkdir()
     for name in ("apt-get", "apt-cache"):
         (folder / name).write_text(APT.format(folder=folder, update=update))

@@ -1,4 +1,4 @@
-"""Small archives of CNN and Daily Mail stories, laid out as the real ones."""
+"""Small archives of CNN and Daily Mail stories in the layout of the real ones."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ def key(address: str) -> str:
 
 @dataclass(frozen=True)
 class Story:
-    """A story, and which of its words are entities."""
+    """A story and its entities."""
 
     address: str
     paragraphs: tuple[str, ...]
@@ -29,10 +29,10 @@ class Story:
         return "\n\n".join(self.paragraphs) + "".join(f"\n\n@highlight\n\n{line}" for line in self.highlights)
 
     def tokens(self, unit: str = "bytes") -> str:
-        """The token file: the last character is number start + length."""
+        """Return the file of token positions, in which start + length is the index of the last character."""
         rows = []
-        for found in _TOKEN.finditer(self.text):
-            start, end = found.span()
+        for token in _TOKEN.finditer(self.text):
+            start, end = token.span()
             if unit == "bytes":
                 start, end = (len(self.text[:place].encode()) for place in (start, end))
             rows.append(f"{start},{end - start - 1}")
@@ -46,11 +46,11 @@ class Story:
             for at in range(len(tokens)):
                 if tokens[at : at + len(words)] == words:
                     rows.append(f"{number},{at},{at + len(words) - 1}")
-        return ";".join(reversed(rows))  # in no order, as the reader must not rely on one
+        return ";".join(reversed(rows))  # in reverse order: the reader must sort them
 
 
 def story(corpus: str, number: int) -> Story:
-    """Accents from the first word on, so that bytes and characters split early."""
+    """Make a story with accents from the first word on, so that offsets in bytes and in characters differ early."""
     return Story(
         address=f"http://web.archive.org/web/{corpus}/{number}",
         paragraphs=(f"José Müller visited Zürich {number} times .", "He said “it’s naïve” – twice ."),
@@ -60,7 +60,7 @@ def story(corpus: str, number: int) -> Story:
 
 
 class Collection:
-    """Stories of both newspapers, split 8 : 1 : 1, whose files a test may change before they are written."""
+    """Stories of both newspapers, split 8 : 1 : 1. A test may change the files before it writes them."""
 
     def __init__(self, *, unit: str = "bytes", count: int = 10) -> None:
         self.stories: dict[str, bytes] = {}
@@ -69,12 +69,12 @@ class Collection:
         for corpus in ("cnn", "dailymail"):
             lists: dict[str, list[str]] = {name: [] for name in LISTS}
             for number in range(count):
-                one = story(corpus, number)
+                example = story(corpus, number)
                 name = {count - 2: "validation", count - 1: "test"}.get(number, "training")
-                lists[name].append(one.address)
-                self.stories[f"{corpus}/stories/{key(one.address)}.story"] = one.text.encode()
-                for kind, data in (("tokens", one.tokens(unit)), ("entities", one.entity_file())):
-                    self.metadata[f"data/{corpus}/{kind}/{key(one.address)}.txt"] = data.encode()
+                lists[name].append(example.address)
+                self.stories[f"{corpus}/stories/{key(example.address)}.story"] = example.text.encode()
+                for kind, data in (("tokens", example.tokens(unit)), ("entities", example.entity_file())):
+                    self.metadata[f"data/{corpus}/{kind}/{key(example.address)}.txt"] = data.encode()
             for name, addresses in lists.items():
                 listing = "".join(f"{address}\n" for address in addresses).encode()
                 self.metadata[f"data/{corpus}/wayback_{name}_urls.txt"] = listing

@@ -1,4 +1,4 @@
-"""Members of whole archives, one pass in bounded memory; of archives that are cut short or damaged, a sentence."""
+"""Members of archives, read once in bounded memory; errors for truncated and damaged archives."""
 
 import contextlib
 import tarfile
@@ -26,7 +26,7 @@ READ = {**FILES, "set/train.de.gz": b"ein\nzwei\ndrei\n", "set/a.bz2": b"bz2\n",
 SMALL = {"set/a": b"".join(b"%d\n" % n for n in range(700)), "set/b.gz": PACK["gz"](b"b\n"), "set/c": b"c\n"}
 
 
-def everything(archive: Path) -> dict[str, bytes]:
+def all_members(archive: Path) -> dict[str, bytes]:
     return {name: stream.read() for name, stream in iterate_members(archive, lambda name: True)}
 
 
@@ -35,7 +35,7 @@ def named(archive: Path, names: list[str]) -> dict[str, bytes]:
 
 
 def special(name: str, kind: bytes) -> tarfile.TarInfo:
-    """A header of what is no file."""
+    """Return the header of a member that is no file."""
     info = tarfile.TarInfo(name)
     info.type = kind
     return info
@@ -43,42 +43,42 @@ def special(name: str, kind: bytes) -> tarfile.TarInfo:
 
 @pytest.mark.parametrize("prefix", ["", "./"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_every_member_and_only_what_is_wanted(tmp_path, kind, prefix):
+def test_all_kinds_of_archives_yield_the_requested_members(tmp_path, kind, prefix):
     archive = tmp_path / kind
     folder = {"set/": b""} if kind == "a.zip" else {}
     files = folder | {prefix + name: content for name, content in FILES.items()}
-    others = [] if folder else [special("set", tarfile.DIRTYPE), special("set/a link", tarfile.SYMTYPE)]
-    archive.write_bytes(packed(kind, files, *others))
-    assert everything(archive) == READ
+    specials = [] if folder else [special("set", tarfile.DIRTYPE), special("set/a link", tarfile.SYMTYPE)]
+    archive.write_bytes(packed(kind, files, *specials))
+    assert all_members(archive) == READ
     check_archive(archive, archive.name)
-    wanted = ["set/a.xz", "set/train.en", "set/a.bz2"]
-    assert list(named(archive, wanted).items()) == [(name, READ[name]) for name in FILES if name in wanted]
+    names = ["set/a.xz", "set/train.en", "set/a.bz2"]
+    assert list(named(archive, names).items()) == [(name, READ[name]) for name in FILES if name in names]
     with pytest.raises(UserError, match=r"no member set/trian\.en and no x;"):
         named(archive, ["set/trian.en", "x", "set/empty"])
     assert [path.name for path in tmp_path.iterdir()] == [kind]
 
 
 @pytest.mark.parametrize("suffix", ["", *PACK])
-def test_a_file_that_is_no_archive_holds_itself(tmp_path, suffix):
+def test_a_file_that_is_no_archive_is_its_own_member(tmp_path, suffix):
     path = tmp_path / f"a.txt.{suffix}".rstrip(".")
-    whole = PACK.get(suffix, bytes)(SMALL["set/a"])
-    path.write_bytes(whole)
-    assert everything(path) == {path.name: SMALL["set/a"]}
+    packed_data = PACK.get(suffix, bytes)(SMALL["set/a"])
+    path.write_bytes(packed_data)
+    assert all_members(path) == {path.name: SMALL["set/a"]}
     check_archive(path, path.name)
     if suffix:
-        path.write_bytes(whole[:50] + b"\xff\x00" + whole[52:])
-        for read in (everything, lambda path: check_archive(path, path.name)):
+        path.write_bytes(packed_data[:50] + b"\xff\x00" + packed_data[52:])
+        for read in (all_members, lambda path: check_archive(path, path.name)):
             with pytest.raises(UserError, match=r"a\.txt\.\w+ is damaged or cut short"):
                 read(path)
 
 
-def test_a_damaged_member_harms_no_other(tmp_path):
+def test_other_members_than_the_damaged_one_can_be_read(tmp_path):
     archive = pack(tmp_path / "a.tgz", {"set/a.gz": PACK["gz"](b"text")[:12], "set/last": b"2"})
     with pytest.raises(UserError, match=r"member set/a\.gz is damaged"):
-        everything(archive)
+        all_members(archive)
     assert named(archive, ["set/last"]) == {"set/last": b"2"}
     with pytest.raises(UserError, match=r"b\.tgz is missing"):
-        everything(tmp_path / "b.tgz")
+        all_members(tmp_path / "b.tgz")
 
 
 def test_memory_does_not_grow_with_the_members(tmp_path):
@@ -95,29 +95,29 @@ def test_memory_does_not_grow_with_the_members(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_short_anywhere(tmp_path, kind):
+def test_truncated_archives_are_refused(tmp_path, kind):
     archive = pack(tmp_path / kind, SMALL)
-    whole = archive.read_bytes()
+    complete = archive.read_bytes()
     # of a plain tar the zeros at the end are filling
-    needed = len(whole.rstrip(b"\0")) if kind == "a.tar" else len(whole)
+    needed = len(complete.rstrip(b"\0")) if kind == "a.tar" else len(complete)
     for length in {*range(0, needed, 5 if kind == "a.zip" else 31), *range(0, needed, 512), needed - 1}:
-        archive.write_bytes(whole[:length])
+        archive.write_bytes(complete[:length])
         with pytest.raises(UserError, match=r"a\.\w+.* (is damaged or cut short|has no member)"):
-            named(archive, [*SMALL]) if kind == "a.tar" else everything(archive)  # which has no checksum at its end
+            named(archive, [*SMALL]) if kind == "a.tar" else all_members(archive)  # which has no checksum at its end
 
 
 @pytest.mark.parametrize("kind", ["a.tar", "a.tgz", "a.txz", "a.zip"])
 @settings(max_examples=40)
 @given(data=st.data())
-def test_flipped_bytes_end_in_a_sentence_or_change_nothing_that_a_checksum_covers(tmp_path_factory, kind, data):
+def test_flipped_bytes_raise_a_user_error_or_change_no_checked_content(tmp_path_factory, kind, data):
     archive = pack(tmp_path_factory.mktemp("flip") / kind, SMALL)
-    whole = bytearray(archive.read_bytes())
-    places = st.tuples(st.integers(0, len(whole) - 1), st.integers(1, 255))
-    for at, change in data.draw(st.lists(places, min_size=1, max_size=3)):
-        whole[at] ^= change
-    archive.write_bytes(whole)
+    content = bytearray(archive.read_bytes())
+    changes = st.tuples(st.integers(0, len(content) - 1), st.integers(1, 255))
+    for position, change in data.draw(st.lists(changes, min_size=1, max_size=3)):
+        content[position] ^= change
+    archive.write_bytes(content)
     with contextlib.suppress(UserError):
-        got = everything(archive)
+        got = all_members(archive)
         if kind == "a.zip":  # whose names have no checksum
             assert set(got.values()) <= {SMALL["set/a"], b"b\n", SMALL["set/b.gz"], b"c\n"}
         elif kind != "a.tar":

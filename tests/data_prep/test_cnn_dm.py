@@ -34,23 +34,23 @@ def rebuilt(folder: Path, files: tuple[str, ...] = ARCHIVES, rows: Any = anonymi
 
 
 def all_of_them(article: str, summary: str) -> Examples:
-    """Every story, in the lists' order."""
+    """Return the rows of all stories, in the order of the lists."""
     splits = ["train"] * 16 + ["valid"] * 2 + ["test"] * 2
     numbers = [*range(8), *range(8), 8, 8, 9, 9]
     return [(split, (article.format(n), summary.format(n))) for split, n in zip(splits, numbers, strict=True)]
 
 
 @pytest.mark.parametrize(("cnn", "dailymail"), [("bytes", "characters"), ("characters", "bytes")])
-def test_the_anonymised_corpus_is_rebuilt_whatever_the_offsets_count(tmp_path: Path, cnn: str, dailymail: str):
-    collection, other = Collection(unit=dailymail), Collection(unit=cnn)
-    collection.metadata |= {name: data for name, data in other.metadata.items() if "/cnn/" in name}
+def test_the_anonymised_corpus_is_rebuilt_from_offsets_in_either_unit(tmp_path: Path, cnn: str, dailymail: str):
+    collection, cnn_collection = Collection(unit=dailymail), Collection(unit=cnn)
+    collection.metadata |= {name: data for name, data in cnn_collection.metadata.items() if "/cnn/" in name}
     examples, report = rebuilt(collection.write(tmp_path))
     assert examples == all_of_them(ARTICLE, SUMMARY)
     for corpus, unit in (("cnn", cnn), ("dailymail", dailymail)):
-        said = report[f"{corpus}: offsets"]
-        assert (said["count"], said["stories that tell"], said[f"out of place as {unit}"]) == (unit, 10, 0)
+        evidence = report[f"{corpus}: offsets"]
+        assert (evidence["count"], evidence["stories that tell"], evidence[f"out of place as {unit}"]) == (unit, 10, 0)
         other_unit = {"bytes": "characters", "characters": "bytes"}[unit]
-        assert said[f"out of place as {other_unit}"] > said["tokens in them"] / 3
+        assert evidence[f"out of place as {other_unit}"] > evidence["tokens in them"] / 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*ARCHIVES, *LISTS])
     assert rebuilt(tmp_path, STORIES, plain_rows)[0] == all_of_them(PLAIN, PLAIN_SUMMARY)
 
@@ -68,7 +68,7 @@ def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
 
 
 def change(collection: Collection, kind: str, data: bytes | None, number: int = 0) -> None:
-    """Replace, or take away, the file of that kind of a story of CNN."""
+    """Replace or remove (None) a file of a story of CNN."""
     files = collection.stories if kind == "stories" else collection.metadata
     (name,) = (name for name in files if f"cnn/{kind}/{key(story('cnn', number).address)}" in name)
     del files[name]
@@ -77,8 +77,12 @@ def change(collection: Collection, kind: str, data: bytes | None, number: int = 
 
 
 def only(paragraphs: tuple[str, ...], highlights: tuple[str, ...]) -> dict[str, bytes | None]:
-    one = Story("", paragraphs, highlights, story("cnn", 0).entities)
-    return {"stories": one.text.encode(), "tokens": one.tokens().encode(), "entities": one.entity_file().encode()}
+    example = Story("", paragraphs, highlights, story("cnn", 0).entities)
+    return {
+        "stories": example.text.encode(),
+        "tokens": example.tokens().encode(),
+        "entities": example.entity_file().encode(),
+    }
 
 
 UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
@@ -99,7 +103,7 @@ UNUSABLE: list[tuple[dict[str, bytes | None], str]] = [
 ]
 
 
-def test_stories_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unusable_stories_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.sources.cnn_dm.MAX_UNUSABLE", 1)
     collection = Collection(count=20)
     for number, (changed, _) in enumerate(UNUSABLE):
@@ -133,16 +137,21 @@ def shifted(collection: Collection) -> None:
             r"cnn: the token offsets do not fit the stories: got \d+ of \d+ as bytes and",
         ),
         (
-            lambda given: change(given, "stories", None),
+            lambda collection: change(collection, "stories", None),
             ARCHIVES,
             anonymised_rows,
             r"1 of 20 listed stories cannot be used, .* not in the archive \(1\)",
         ),
-        (lambda given: given.stories.clear(), STORIES, plain_rows, "cnn_stories.tgz holds no story and no offsets"),
-        (None, STORIES, anonymised_rows, "holds cnn/wayback_training_urls.txt, dailymail/wayback"),
+        (
+            lambda collection: collection.stories.clear(),
+            STORIES,
+            plain_rows,
+            "cnn_stories.tgz has no stories and no offsets",
+        ),
+        (None, STORIES, anonymised_rows, "has cnn/wayback_training_urls.txt, dailymail/wayback"),
     ],
 )
-def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, files, rows, message: str):
+def test_wrong_archives_are_refused(tmp_path: Path, spoil, files, rows, message: str):
     collection = Collection()
     if spoil:
         spoil(collection)
@@ -150,13 +159,13 @@ def test_archives_that_cannot_be_right_are_refused(tmp_path: Path, spoil, files,
         rebuilt(collection.write(tmp_path), files, rows)
 
 
-def test_punctuation_that_counts_as_an_end():
+def test_a_full_stop_is_added_unless_a_paragraph_ends_in_punctuation():
     article, summary = cnn_dm.plain_pair("One\n\nTwo!\nThree’\n(Four)\r\n\n\n@highlight\n\nFive...\n@highlight\n\nSix,")
     assert article == "One . Two! Three’ (Four)"
     assert summary == "Five... ¶ Six, ."
 
 
-def test_entities_that_overlap_count_once():
+def test_overlapping_entities_count_once():
     report: Counter[str] = Counter()
     entities = parse_entities("1,3,3;2,1,2;0,0,1")
     assert cnn_dm.anonymise(list("abcde"), entities, report=report) == ["@entity0", "c", "@entity1", "e"]
@@ -181,7 +190,9 @@ def test_entities_that_overlap_count_once():
         ("aé b", [(0, 3), (9, 10)], "bytes", ["aé", ""], 1),
     ],
 )
-def test_offsets_beside_the_text(text: str, spans: list[tuple[int, int]], unit: str, tokens: list[str], misplaced: int):
+def test_misplaced_tokens_are_counted(
+    text: str, spans: list[tuple[int, int]], unit: str, tokens: list[str], misplaced: int
+):
     assert tokens_at(text, spans, unit=unit) == (tokens, misplaced)
     (evidence := Evidence()).add(text, spans)
     assert evidence.stories == (not text.isascii())
@@ -191,8 +202,8 @@ words = st.lists(st.text(alphabet="aéß–“中𝄞", min_size=1, max_size=5),
 
 
 @given(words, words, st.sampled_from(["bytes", "characters"]))
-def test_any_story_comes_back_from_its_offsets(article: list[str], highlight: list[str], unit: str):
-    one = Story("x", (" ".join(article),), (" ".join(highlight),), {})
-    spans = parse_tokens(one.tokens(unit))
-    pair = cnn_dm.anonymised_pair(one.text, spans, [], unit=unit, report=Counter())
+def test_any_story_is_rebuilt_from_its_offsets(article: list[str], highlight: list[str], unit: str):
+    example = Story("x", (" ".join(article),), (" ".join(highlight),), {})
+    spans = parse_tokens(example.tokens(unit))
+    pair = cnn_dm.anonymised_pair(example.text, spans, [], unit=unit, report=Counter())
     assert [side.replace(" ", "") for side in pair] == ["".join(article), "".join(highlight)]

@@ -45,13 +45,15 @@ def test_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.Monkey
     ready = tmp_path / "prepared"
     counts = json.loads((ready / "counts.json").read_text(encoding="utf-8"))
     assert counts["source"]["en"]["descriptions"] == 400
-    lost = sum(sum(entry.get("dropped", {}).values()) for entry in counts["steps"])
-    assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + lost == 3 * 342
+    dropped = sum(sum(entry.get("dropped", {}).values()) for entry in counts["steps"])
+    assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + dropped == 3 * 342
     for split in SPLITS:
         sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
         for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
-            left, right = ({word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row)
-            assert left == right
+            english_numbers, german_numbers = (
+                {word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row
+            )
+            assert english_numbers == german_numbers
     tokens, untokenised = (" ".join(lines_of(ready / name)).replace("@@ ", "") for name in ("train.en", "raw/test.en"))
     assert "the library , wrapped | over two lines ." in tokens
     assert " & friends" in tokens
@@ -60,7 +62,7 @@ def test_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def english(folder: Path, count: int = 400) -> Path:
-    """Translation-en: source packages of two binary packages each, whose descriptions share a long sentence."""
+    """Write Translation-en: pairs of packages from one source, whose descriptions share a long sentence."""
     rng, words = random.Random(3), [f"{a}{b}" for a in ("ba", "ce", "di", "fo", "gu") for b in "lmnrst"]
 
     def sentence(length: int) -> str:
@@ -81,7 +83,7 @@ def test_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out, raw = tmp_path / "out", english(tmp_path / "raw")
     run(monkeypatch, "debian_summaries", "--accept-counts", "--raw", raw, "--out", out, "--to", "prepare")
     few = english(tmp_path / "few", count=4)
-    with pytest.raises(UserError, match="save_raw: there are no lines of"):
+    with pytest.raises(UserError, match=r"save_raw: the split .* does not exist"):
         prepare(load_dataset("debian_summaries"), raw=few, out=tmp_path / "none", workers=1, accept_counts=True)
     names = ("en_description", "en_synopsis")
     sides = {split: [lines_of(out / "prepared" / f"{split}.{side}") for side in names] for split in SPLITS}
@@ -120,15 +122,15 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("Translation-de", b"<html>\n", r"no description in 'de' \(1 times: block without"),
     ],
 )
-def test_raw_files_that_cannot_be_used(tmp_path: Path, monkeypatch, name: str, data: bytes, message: str):
+def test_wrong_raw_files_are_refused(tmp_path: Path, monkeypatch, name: str, data: bytes, message: str):
     raw = translations(tmp_path / "copied")
     (raw / "Translation-de").unlink()
     (raw / name).write_bytes(data)
-    before = contents(raw)
+    original = contents(raw)
     with pytest.raises(UserError, match=message):
         run(monkeypatch, "debian_en_de", "--raw", raw, "--out", tmp_path / "out", "--workers", 1)
     assert not (tmp_path / "out" / "prepared").exists()
-    assert contents(raw) == before
+    assert contents(raw) == original
 
 
 def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -144,11 +146,11 @@ def test_apt_files_are_chosen_and_ordered(tmp_path: Path, monkeypatch: pytest.Mo
     ("files", "update", "message"),
     [
         (None, "", r"has no apt-get.*--raw DIR"),
-        ("abce", "echo W: no network", r"brought no Translation-de from Debian(.|\n)*W: no network"),
+        ("abce", "echo W: no network", r"apt has no Translation-de from Debian(.|\n)*W: no network"),
         ("", "echo E: broken >&2; exit 100", r"status 100(.|\n)*E: broken"),
     ],
 )
-def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, files: str | None, update, message: str):
+def test_a_missing_or_failing_apt(tmp_path: Path, monkeypatch, files: str | None, update, message: str):
     path = str(tmp_path / "empty") if files is None else fake_apt(tmp_path / "apt", files=files, update=update)
     monkeypatch.setenv("PATH", path)
     with pytest.raises(UserError, match=message):
@@ -156,52 +158,52 @@ def test_apt_that_is_not_there_or_brings_nothing(tmp_path: Path, monkeypatch, fi
     assert not (tmp_path / "out").exists()
 
 
-def test_packages_come_and_unknown_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_packages_are_downloaded_and_unknown_ones_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", fake_apt(tmp_path / "apt"))
     (tmp_path / "out").mkdir()
     notes = apt.fetch_packages(["c", "z", "a", "b"], out=tmp_path / "out")
     assert contents(tmp_path / "out") == {f"{name}_1_all.deb": b"a b c\n" for name in "abc"}
     assert notes == {"packages this release does not have": ["z"]}
-    with pytest.raises(UserError, match="apt knows none of 2 packages"):
+    with pytest.raises(UserError, match="apt has none of 2 packages"):
         apt.fetch_packages(["y", "z"], out=tmp_path)
 
 
-def test_own_text_counts_as_done_until_it_changes(tmp_path: Path, monkeypatch, capsys):
+def test_own_text_is_up_to_date_until_it_changes(tmp_path: Path, monkeypatch, capsys):
     folder = text_folder(tmp_path / "own", train=9)
     text = {f"train.{language}": str(folder / f"train.{language}") for language in LANGUAGES}
-    given = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
-    for said in ("not complete yet", "nothing has changed", "given .*have changed", "nothing has changed"):
-        if "given" in said:
+    arguments = [own_dataset(tmp_path, text=text).file, "--out", tmp_path / "out", "--to", "download"]
+    for message in ("not complete yet", "up to date", "your .*have changed", "up to date"):
+        if "your" in message:
             write_lines(tmp_path / "new", ["a line"] * 9)
             shutil.copy(tmp_path / "new", folder / "train.en")
-        run(monkeypatch, *given)
-        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
+        run(monkeypatch, *arguments)
+        assert re.search(f"== download: .*{message}", capsys.readouterr().out)
     shutil.rmtree(folder)  # what was read is not asked for again
-    run(monkeypatch, *given)
-    assert "nothing has changed" in capsys.readouterr().out
+    run(monkeypatch, *arguments)
+    assert "up to date" in capsys.readouterr().out
 
 
-def test_only_the_files_that_a_dataset_names_count(tmp_path: Path, monkeypatch, capsys):
+def test_only_the_files_that_a_dataset_names_decide_whether_a_stage_runs(tmp_path: Path, monkeypatch, capsys):
     raw, out = tmp_path / "archives", tmp_path / "out"
     splits = {split: [{"file": "a.tgz", "members": {"en": f"{split}.en"}}] for split in SPLITS}
     keys: dict[str, Any] = {"kind": "archives", "target": None, "files": {"a.tgz": {}}, "splits": splits}
     file = own_dataset(tmp_path, **keys).file
-    for said, change in {
+    for message, change in {
         "not complete yet": lambda: pack(raw / "a.tgz", {"train.en": b"one line\n"}),
-        "nothing has changed": lambda: (raw / "else.txt").write_text("of something else"),
-        "a.tgz is gone or has changed": (out / "raw" / "a.tgz").unlink,
+        "up to date": lambda: (raw / "else.txt").write_text("of something else"),
+        "a.tgz is missing or has changed": (out / "raw" / "a.tgz").unlink,
     }.items():
         change()
         run(monkeypatch, file, "--raw", raw, "--out", out, "--to", "download")
-        assert re.search(f"== download: .*{said}", capsys.readouterr().out)
+        assert re.search(f"== download: .*{message}", capsys.readouterr().out)
 
 
-def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each of them in a line of its own, and at its end, up to what fairseq has read."""
+def test_control_characters_end_no_line_in_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each is inside a line and at its end, from the raw text to the data of fairseq."""
     odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
     rows = [
-        (f"{one} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", other)
-        for n, (one, other) in enumerate(corpora.pairs(LANGUAGES, 80, 10_000))
+        (f"{english} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", german)
+        for n, (english, german) in enumerate(corpora.pairs(LANGUAGES, 80, 10_000))
     ]
     (tmp_path / "raw").mkdir()
     for split in SPLITS:
@@ -216,34 +218,34 @@ def test_control_characters_end_no_line_on_the_way(tmp_path: Path, monkeypatch: 
     assert len((out / "prepared" / "raw" / "test.en").read_text().splitlines()) == len(rows)
 
 
-def test_binarised_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_any_number_of_processes_binarises_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("data_prep.binarise.run_logged", preprocess)
     dataset = own_dataset(tmp_path, binarise={"joined_dictionary": True})
-    folder, made = tmp_path / "a comma, a blank", []
+    folder, results = tmp_path / "a comma, a blank", []
     folder.mkdir()
     ready = text_folder(folder / "ready", train=9, valid=2, test=3)
     for workers in (1, 4):  # of which some get no line
         binarise(dataset, prepared=ready, out=folder / "out", workers=workers)
-        made.append({name: data for name, data in contents(folder / "out").items() if name != "preprocess.log"})
-    assert made[0] == made[1]
-    assert len(made[0]) == 14
+        results.append({name: data for name, data in contents(folder / "out").items() if name != "preprocess.log"})
+    assert results[0] == results[1]
+    assert len(results[0]) == 14
     limits: dict = {"threshold_source": 1, "threshold_target": 2, "nwords_source": 3, "nwords_target": 4}
     dataset = replace(dataset, binarise=replace(dataset.binarise, joined_dictionary=False, **limits))
     command = _command(dataset, tmp_path, ("train",), 1, None)
-    given = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
-    assert given == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
+    flags = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith(("--thres", "--nwords"))}
+    assert flags == {"--thresholdsrc": "1", "--thresholdtgt": "2", "--nwordssrc": "3", "--nwordstgt": "4"}
     assert "--joined-dictionary" not in command
 
 
-def test_a_dictionary_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_dictionary_of_another_size_than_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     dataset = load_dataset("iwslt14_de_en")
     for language in LANGUAGES:
         write_lines(tmp_path / dictionary(dataset, language), ["word 1"])
     go_on = rf"--accept-counts \(.* python -m data_prep iwslt14_de_en --out {tmp_path.parent} --accept-counts\)"
-    with pytest.raises(UserError, match=rf"dict.de.txt: got 5 types, expected 8,848 .* {go_on}$"):
+    with pytest.raises(UserError, match=rf"dict.de.txt: got 5 entries, expected 8,848 .* {go_on}$"):
         _check_vocab_size(dataset, tmp_path, tmp_path.parent, accept=False)
     _check_vocab_size(dataset, tmp_path, tmp_path.parent, accept=True)
-    assert "dict.en.txt: got 5 types, expected 6,632" in capsys.readouterr().out
+    assert "dict.en.txt: got 5 entries, expected 6,632" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target", [None, "de"])
@@ -260,5 +262,5 @@ def test_a_test_set_in_the_dictionaries_of_a_model(tmp_path: Path, monkeypatch, 
     for path in model.glob("dict*"):
         assert lines_of(out / path.name) == lines_of(path)
         write_lines(path, ["another 1"])
-    with pytest.raises(UserError, match=r"dict.* does not know 87.5% of the units of the test set"):
+    with pytest.raises(UserError, match=r"dict.* lacks 87.5% of the tokens of the test set"):
         binarise(dataset, prepared=ready, out=out, workers=2, dictionaries=model)

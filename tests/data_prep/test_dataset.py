@@ -1,4 +1,4 @@
-"""The files of datasets/, and what is said of one that is wrong."""
+"""The files of datasets/, and errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,15 @@ WRONG = [
     ("a.tgz: {}", "a.tgz: {sha256: abc}", "`files.a.tgz.sha256` is 'abc', expected 64 digits of 0-9 and a-f"),
     ("a.tgz, members: {en: v", "b, members: {en: v", r"splits.valid\[0\].file` is 'b', expected a key of files"),
     ("{en: v.en, de: v.de}", "{en: v.en}", r"splits.valid\[0\].members` is \['en'\], expected en, de"),
-    ("v.en", "a.en", "splits: a.en of a.tgz stands in two places"),
-    ("  test:", "  tset:", "splits: there is no test, nor does a step make it"),
-    (TRAIN, "", r"splits: there is no train, nor does a step make it"),
-    (f"{TEST}steps: [", SPLIT, r"there is no test, nor .*\(split_by_hash makes both valid and test\)"),
+    ("v.en", "a.en", "splits: a.en of a.tgz is named twice"),
+    ("  test:", "  tset:", "splits: there is no test, and no step makes it"),
+    (TRAIN, "", r"splits: there is no train, and no step makes it"),
+    (f"{TEST}steps: [", SPLIT, r"there is no test, and no step .*\(split_by_hash makes both valid and test\)"),
     ("a.de}", "a.de}, reader: csv", r"splits.train\[0\].reader` is 'csv', expected one of plain"),
     ("a.de}", "a.de}, invalid: skip", r"splits.train\[0\].invalid` is 'skip', expected error or replace"),
     ("a.de}", "a.de}, numbers: [3, 1]", r"splits.train\[0\].numbers` is \[3, 1\], expected the first and the last"),
-    ("a.de}", "a.de}, numbers: [1, 3]", "splits: a.en of a.tgz stands in two places"),
-    (YAML, "kind: archives\nsource: en\n", "splits: there is no train and no valid and no test, nor does"),
+    ("a.de}", "a.de}, numbers: [1, 3]", "splits: a.en of a.tgz is named twice"),
+    (YAML, "kind: archives\nsource: en\n", "splits: there is no train and no valid and no test, and no step"),
     (YAML, "kind: text\nsource: en\nsteps: [clean]\n", "clean compares two languages, and tiny has one"),
     ("binarise", f"{EXPECTED}after: x}}]\nbinarise", "after` is 'x', expected one of"),
     ("[save_raw, {bpe: {merges: 20}}]", "bpe", "steps` is 'bpe', expected a list"),
@@ -74,9 +74,9 @@ WRONG = [
 
 
 def checked(file: Path) -> tuple[Any, list[str]]:
-    """The words of the source, and of the passes."""
+    """Read and check a dataset; returns its pieces and the names of its passes."""
     dataset = load_dataset(str(file))
-    return kind_of(dataset).read(dataset, file.parent, {}), [each.folder for each in plan(dataset, file.parent)]
+    return kind_of(dataset).read(dataset, file.parent, {}), [group.folder for group in plan(dataset, file.parent)]
 
 
 @pytest.mark.parametrize(("old", "new", "message"), WRONG)
@@ -92,15 +92,15 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, old: str, new: str, 
 
 
 @pytest.mark.parametrize(("text", "pieces"), [(YAML, 6), (YAML.replace(TEST, "").replace(VALID, ""), 2)])
-def test_splits_may_come_of_archives_or_of_the_hash(tmp_path: Path, text: str, pieces: int):
+def test_splits_may_come_from_archives_or_from_the_hash(tmp_path: Path, text: str, pieces: int):
     (tmp_path / "a.tgz").touch()
     (tmp_path / "tiny.yaml").write_text(text.replace("steps: [", SPLIT))
-    found, passes = checked(tmp_path / "tiny.yaml")
-    assert (len(found), passes) == (pieces, ["01-split_by_hash", "02-save_raw", "03-bpe", "04-apply_bpe"])
+    sources, passes = checked(tmp_path / "tiny.yaml")
+    assert (len(sources), passes) == (pieces, ["01-split_by_hash", "02-save_raw", "03-bpe", "04-apply_bpe"])
 
 
 @pytest.mark.parametrize("name", ["debian_en_xx", "missing/tiny.yaml", "tiny.yml"])
-def test_an_unknown_dataset_lists_those_there_are(name: str):
+def test_the_error_for_an_unknown_dataset_lists_all_datasets(name: str):
     with pytest.raises(UserError, match=r"no dataset .*debian_en_de.*or the path of a YAML file"):
         load_dataset(name)
 
@@ -114,21 +114,21 @@ def test_every_dataset_loads(name: str):
     assert [file for file in dataset.files.values() if not (file.urls or file.by_hand)] == []
     listed = dataset.debian.packages
     assert list(listed) == sorted(set(listed))
-    assert not any(each.startswith("libreoffice-help") for each in listed)
+    assert not any(package.startswith("libreoffice-help") for package in listed)
 
 
 def test_the_test_set_alone():
-    """It keeps the files and steps of the test set, and applies BPE codes that were learnt elsewhere."""
+    """Only the files and steps of the test set are kept, and given BPE merges are applied."""
     dataset = load_dataset("wmt16_en_de").only_test([Path("en.code"), Path("de.code")])
     assert list(dataset.files) == ["dev.tgz"]
     assert list(dataset.splits) == ["test"]
     steps = [(step.name, step.splits, step.languages, step.parameters.get("codes")) for step in dataset.steps]
     assert [step[:3] for step in steps[:2]] == [("save_raw", ("test",), ()), ("tokenise", ("test",), ())]
     assert steps[2:] == [("apply_bpe", ("test",), (lang,), f"{lang}.code") for lang in ("en", "de")]
-    assert [(each.after, each.lines) for each in dataset.expected] == [("end", {"test": 3003})]
+    assert [(entry.after, entry.lines) for entry in dataset.expected] == [("end", {"test": 3003})]
 
 
-def test_codes_count_by_what_they_hold(tmp_path: Path):
+def test_codes_are_compared_by_content(tmp_path: Path):
     codes = tmp_path / "codes", tmp_path / "copied"
     facts = []
     for path, text in zip((*codes, codes[0]), ("a b\n", "a b\n", "b c\n"), strict=True):

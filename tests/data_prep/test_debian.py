@@ -1,4 +1,4 @@
-"""The parser of Translation files, what is paired from them, and descriptions that repeat one another."""
+"""The parser of Translation files, pairs of descriptions, and families of similar ones."""
 
 from collections import Counter
 
@@ -42,7 +42,7 @@ def parsed(*blocks: str, language: str = "en", problems: Counter[str] | None = N
 
 
 def test_descriptions_are_read_and_paired():
-    """Paragraphs only where their numbers agree; the MD5 joins, not the package."""
+    """Paragraphs are paired if both sides have as many; descriptions are paired by MD5, not by package."""
     (lynx, hello, _) = english = parsed(ENGLISH)
     paragraphs = (
         "In continuous development since 1992, Lynx sets the standard.",
@@ -77,8 +77,8 @@ def test_descriptions_are_read_and_paired():
     ],
 )
 def test_other_languages_and_lines(language: str, lines: list[str], synopsis: str, body: str):
-    (found,) = parsed(block("a", language, *lines), language=language)
-    assert (found.synopsis, found.body) == (synopsis, body)
+    (description,) = parsed(block("a", language, *lines), language=language)
+    assert (description.synopsis, description.body) == (synopsis, body)
 
 
 MD5 = key("bad")
@@ -95,20 +95,20 @@ NOT_WHOLE = "block without a package, its MD5 or a description"
         ("\n\n" + block("a", "en", "another"), "repeated description"),
     ],
 )
-def test_blocks_that_cannot_be_used_are_counted_and_their_neighbours_kept(bad: str, reason: str):
+def test_unusable_blocks_are_counted_and_the_others_kept(bad: str, reason: str):
     problems: Counter[str] = Counter()
-    found = parsed(block("a", "en", "one"), bad, block("b", "en", "two"), problems=problems)
-    assert [(description.package, description.synopsis) for description in found] == [("a", "one"), ("b", "two")]
+    descriptions = parsed(block("a", "en", "one"), bad, block("b", "en", "two"), problems=problems)
+    assert [(description.package, description.synopsis) for description in descriptions] == [("a", "one"), ("b", "two")]
     assert problems == {reason: 1}
 
 
-def test_a_summary_is_body_to_synopsis_above_a_length():
+def test_long_descriptions_become_pairs_of_body_and_synopsis():
     body = [*["five words stand on each"] * 3, ".", *["and in another paragraph too"] * 3]
-    (found,) = parsed(block("a", "en", "short text", *body))
-    whole = " ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3)
-    assert summary(found, min_words=30) == (whole, "short text")
-    assert summary(found, min_words=31) is None
-    assert summary(found, min_words=2, max_words=6) == ("five words stand on each five", "short text")
+    (description,) = parsed(block("a", "en", "short text", *body))
+    text = " ".join(["five words stand on each"] * 3 + ["and in another paragraph too"] * 3)
+    assert summary(description, min_words=30) == (text, "short text")
+    assert summary(description, min_words=31) is None
+    assert summary(description, min_words=2, max_words=6) == ("five words stand on each five", "short text")
 
 
 text = st.text(alphabet="aäß&|*-: ", min_size=1, max_size=20).map(lambda s: " ".join(("x" + s).split()))
@@ -128,7 +128,7 @@ def test_parsing_undoes_writing(packages: list[tuple[str, list[list[str]]]]):
 
 
 @given(st.text(alphabet="ab :.\n\t\r\u2028-P", max_size=200))
-def test_nothing_makes_it_fail(garbage: str):
+def test_random_text_raises_no_error(garbage: str):
     lines = (block("a", "en", "one") + "\n" + garbage).split("\n")
     assert parse(lines, language="en")[0].package == "a"
 
@@ -142,7 +142,7 @@ def described(package: str, synopsis: str, *paragraphs: str) -> Description:
 
 def test_a_shared_long_sentence_or_synopsis_makes_a_family():
     assert len(SHARED.split()) == SENTENCE_WORDS
-    found = near_duplicates(
+    families = near_duplicates(
         [
             described("libpng-dev", "PNG - headers", f"Note: {SHARED[:-1]}! These are the headers.", "Short one."),
             described("libpng", "PNG - library", "It is fast.", SHARED[:-1].upper() + "!"),
@@ -151,29 +151,29 @@ def test_a_shared_long_sentence_or_synopsis_makes_a_family():
             described("through-both", "png - library", "Another text."),
         ]
     )
-    assert found == ["libpng", "libpng", "again", "again", "libpng"]
+    assert families == ["libpng", "libpng", "again", "again", "libpng"]
 
 
-def test_a_family_stays_together_and_goes_by_its_name_alone():
+def test_the_split_of_a_family_depends_on_its_name_alone():
     alone = [described(f"p{n}", f"thing {n}") for n in range(400)]
-    before = split_by_group(alone, valid_percent=20, test_percent=20)
-    assert {"train", "valid", "test"} == set(before)
+    splits = split_by_group(alone, valid_percent=20, test_percent=20)
+    assert {"train", "valid", "test"} == set(splits)
     twins = [described(f"p{n}-doc", f"thing {n}") for n in range(400)]
-    assert split_by_group(alone + twins, valid_percent=20, test_percent=20) == before + before
+    assert split_by_group(alone + twins, valid_percent=20, test_percent=20) == splits + splits
 
 
 @pytest.mark.parametrize(("size", "trains"), [(20, False), (21, True)])
-def test_a_family_that_would_be_much_of_a_test_set_trains(size: int, trains: bool):
+def test_a_large_family_goes_to_train(size: int, trains: bool):
     assert LARGEST * 1000 * 0.4 == 20
-    others, splits = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)], set()
+    rest, splits = [described(f"p{n}", f"thing {n}") for n in range(1000 - size)], set()
     for name in "abcdefghij":
-        many = [described(f"{name}-{n}", "the same") for n in range(size)]
-        (split,) = set(split_by_group(many + others, valid_percent=40, test_percent=40)[:size])
+        family = [described(f"{name}-{n}", "the same") for n in range(size)]
+        (split,) = set(split_by_group(family + rest, valid_percent=40, test_percent=40)[:size])
         splits.add(split)
     assert (splits == {"train"}) is trains
     # of 100 descriptions 3 are to be tested, and 5% of that is no description
-    few = [described(f"p{n}-{m}", f"thing {n}") for n in range(100 // ONE_SOURCE) for m in range(ONE_SOURCE)]
-    assert set(split_by_group(few, valid_percent=20, test_percent=20)) == {"train", "valid", "test"}
+    small_corpus = [described(f"p{n}-{m}", f"thing {n}") for n in range(100 // ONE_SOURCE) for m in range(ONE_SOURCE)]
+    assert set(split_by_group(small_corpus, valid_percent=20, test_percent=20)) == {"train", "valid", "test"}
 
 
 texts = st.lists(st.sampled_from("ABCDEF"), max_size=3).map(
@@ -183,9 +183,9 @@ texts = st.lists(st.sampled_from("ABCDEF"), max_size=3).map(
 
 @given(st.lists(texts, max_size=40))
 def test_no_long_sentence_is_in_two_families(paragraphs: list[list[str]]):
-    found = [described(f"p{n}", f"thing {n}", *each) for n, each in enumerate(paragraphs)]
-    of: dict[str, set[str]] = {}
-    for name, description in zip(near_duplicates(found), found, strict=True):
+    descriptions = [described(f"p{n}", f"thing {n}", *texts) for n, texts in enumerate(paragraphs)]
+    families: dict[str, set[str]] = {}
+    for name, description in zip(near_duplicates(descriptions), descriptions, strict=True):
         for sentence in description.paragraphs:
-            of.setdefault(sentence, set()).add(name)
-    assert all(len(names) == 1 for names in of.values())
+            families.setdefault(sentence, set()).add(name)
+    assert all(len(names) == 1 for names in families.values())

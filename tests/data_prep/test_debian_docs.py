@@ -1,4 +1,4 @@
-"""Pairs from packages as apt downloads them: small ones in the same format, and damaged ones."""
+"""Pairs from small packages in the format of real ones, and errors for damaged ones."""
 
 import gzip
 import random
@@ -25,7 +25,7 @@ MESSAGES = {
 
 
 def dataset(target: str = "de", **options: Any) -> Dataset:
-    """Return one that holds nothing out, since a small package would be more than the share that must train."""
+    """Make a dataset; all its text goes to train, since the share of a small package is too large."""
     debian = Debian(**{"packages": ("ls", "ls-l10n"), **options})
     return Dataset(name="d", file=Path("d.yaml"), kind="debian_docs", source="en", target=target, debian=debian)
 
@@ -51,11 +51,11 @@ def packages(folder: Path, **options: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("compression", ["xz", "gz"])
+@pytest.mark.parametrize("compression", ["xz", "gz", "zst"])
 def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
     report: dict[str, Any] = {}
-    found = list(rows(dataset(), packages(tmp_path / "raw", compression=compression), report))
-    assert found == [
+    pairs = list(rows(dataset(), packages(tmp_path / "raw", compression=compression), report))
+    assert pairs == [
         ("train", pair)
         for pair in (
             # in the order of their paths; the page's paragraph is the manual's, and stays out
@@ -73,10 +73,10 @@ def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
     assert list(rows(dataset("fr"), tmp_path / "raw", {})) == french
 
 
-def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Path):
+def test_damaged_documents_are_counted_and_the_others_kept(tmp_path: Path):
     folder = packages(tmp_path / "raw")
     names = ("usr/share/man/de/man1/{}.1.gz", "usr/share/man/man1/{}.1.gz")
-    bad = {
+    damaged = {
         "usr/share/help/de/ls/a.page": HELP.format("x", "y").encode()[:-3],
         "usr/share/locale/de/LC_MESSAGES/ls.mo": catalogue(MESSAGES)[:-9],
         names[0].format("mdoc"): b".Dd today\n.Sh NAME\n",
@@ -84,10 +84,10 @@ def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Pa
         names[0].format("other"): MAN.format("hat 10, 20 und", "30").encode() + b".PP\n40\n.PP\n50\n.PP\n60\n",
         names[1].format("other"): MAN.format("has 11, 21 and", "31").encode() + b".PP\n41\n.PP\n51\n.PP\n61\n",
     }
-    whole = gzip.compress(MAN.format(*GERMAN).encode())
-    for n, data in enumerate((whole[:12] + b"\xff" * 9 + whole[21:], whole[:30], whole[:-6] + b"123456")):
-        bad |= {names[0].format(n): data, names[1].format(n): whole}
-    package(folder, "bad", bad)  # first in the order of names, hence its help is taken
+    page = gzip.compress(MAN.format(*GERMAN).encode())
+    for n, data in enumerate((page[:12] + b"\xff" * 9 + page[21:], page[:30], page[:-6] + b"123456")):
+        damaged |= {names[0].format(n): data, names[1].format(n): page}
+    package(folder, "damaged", damaged)  # first in the order of names, hence its help is taken
     report: dict[str, Any] = {}
     assert len(list(rows(dataset(), folder, report))) == 6
     read = report["read"]
@@ -95,14 +95,14 @@ def test_documents_that_are_damaged_are_counted_and_the_others_kept(tmp_path: Pa
     assert (read["manual pages that cannot be read"], read["manual pages that do not agree"]) == (4, 1)
 
 
-def test_what_is_cut_or_no_package_is_refused(tmp_path: Path):
+def test_truncated_and_wrong_packages_are_refused(tmp_path: Path):
     path = packages(tmp_path / "raw") / "ls_1.0-1_all.deb"
-    whole = path.read_bytes()
+    complete = path.read_bytes()
     assert next(name for name, _ in read_package(path)) == "control"
-    bad = [whole[:size] for size in [*random.Random(1).sample(range(len(whole) - 1), 40), 0, 7, 8, 60, 68]]
+    damaged = [complete[:size] for size in [*random.Random(1).sample(range(len(complete) - 1), 40), 0, 7, 8, 60, 68]]
     for name in (b"data.tar.zz", b"control.tar"):
-        bad.append(whole.replace(b"data.tar.xz", name))
-    for data in (*bad, whole.replace(b"!<arch>", b"!<arsh>")):
+        damaged.append(complete.replace(b"data.tar.xz", name))
+    for data in (*damaged, complete.replace(b"!<arch>", b"!<arsh>")):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"not a Debian package that can be read .*fetch it again"):
             list(read_package(path))
@@ -117,16 +117,16 @@ def test_what_is_cut_or_no_package_is_refused(tmp_path: Path):
         ("Package: x\nSource: manpages-l10n\n", "manpages-l10n"),
     ],
 )
-def test_sources_of_two_versions_are_one(control: str, source: str):
+def test_source_packages_lose_their_version(control: str, source: str):
     assert debian_docs._source(control.encode()) == source
 
 
 def test_packages_come_from_a_folder(tmp_path: Path):
     raw, out = packages(tmp_path / "raw"), tmp_path / "out"
-    given = dataset(packages=("ls", "ls-l10n", "absent"))
-    manifest = download(given, raw=raw, out=out)
+    docs = dataset(packages=("ls", "ls-l10n", "absent"))
+    manifest = download(docs, raw=raw, out=out)
     assert manifest["packages not in the folder given with --raw"] == ["absent"]
     assert set(manifest["files"]) == {path.name for path in raw.iterdir()}
     assert all((out / path.name).read_bytes() == path.read_bytes() for path in raw.iterdir())
     with pytest.raises(UserError, match="has none of the packages"):
-        download(given, raw=tmp_path, out=out)
+        download(docs, raw=tmp_path, out=out)

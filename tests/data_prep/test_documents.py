@@ -1,4 +1,4 @@
-"""Manual pages, XML, HTML and catalogues: what text is found in them, and what wrong ones do."""
+"""Text from manual pages, XML, HTML and catalogues, and errors for wrong ones."""
 
 import contextlib
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def messages_of(data: bytes) -> Any:
 
 
 @given(st.binary(max_size=80) | st.text(alphabet=".SHTPIB\\f[]('\"\n <>/&;pab", max_size=80).map(str.encode))
-def test_nothing_makes_them_fail_otherwise(data: bytes):
+def test_random_documents_raise_only_value_errors(data: bytes):
     for read in (man, xml, html, messages_of):
         blocks: list[Block] = []
         with contextlib.suppress(ValueError):
@@ -150,15 +150,15 @@ READ = {
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("charset", ["UTF-8", "ISO-8859-1"])
 def test_a_catalogue_in_either_byte_order(order: str, charset: str):
-    whole = catalogue(MESSAGES, order=order, charset=charset)
-    assert set(messages_of(whole)) == READ
-    for size in range(len(whole) - 1):  # the last byte only ends the last string
+    complete = catalogue(MESSAGES, order=order, charset=charset)
+    assert set(messages_of(complete)) == READ
+    for size in range(len(complete) - 1):  # the last byte only ends the last string
         with pytest.raises(ValueError, match=r"not a catalogue|unpack_from"):
-            messages_of(whole[:size])
+            messages_of(complete[:size])
     if charset != "UTF-8":
         for name in (b"UTF-8     ", b"KLINGON-88"):
             with pytest.raises(ValueError, match=r"codec|encoding"):
-                messages_of(whole.replace(b"ISO-8859-1", name))
+                messages_of(complete.replace(b"ISO-8859-1", name))
 
 
 @pytest.mark.parametrize(

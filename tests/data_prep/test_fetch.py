@@ -1,4 +1,4 @@
-"""Downloads: from which byte of which mirror they go on, and what is never believed."""
+"""Downloads: the byte and the mirror at which they resume, and the files that are rejected."""
 
 import copy
 import gzip
@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from data_prep.common import CHECKOUT
+from data_prep.common import CHECKOUT, progress
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import in_the_making
 from data_prep.dataset import File
-from data_prep.fetch import fetch
+from data_prep.fetch import _announced_size, fetch
 from tests.data_prep.web import Site, wait_until
 
 CONTENT = bytes(n * n % 251 for n in range(5000))
@@ -29,46 +29,46 @@ SUM: dict[str, Any] = {"sha256": SHA256}
 
 
 def get(
-    folder: Path, *urls: str, raw: Path | None = None, name: str = "a.txt", before: Any = None, **more: Any
+    folder: Path, *urls: str, raw: Path | None = None, name: str = "a.txt", first: Any = None, **keys: Any
 ) -> dict[str, Any]:
-    """Fetch a.txt, whatever it holds."""
-    return fetch(name, File(urls=urls, **more), folder / "out", raw=raw, before=before)
+    """Fetch a file into ``folder/out``; ``keys`` are those of a dataset's YAML. Returns the record of it."""
+    return fetch(name, File(urls=urls, **keys), folder / "out", raw=raw, first=first)
 
 
-def got(folder: Path, *urls: str, name: str = "a.txt", **more: Any) -> bytes:
-    get(folder, *urls, name=name, **more)
+def get_content(folder: Path, *urls: str, name: str = "a.txt", **options: Any) -> bytes:
+    get(folder, *urls, name=name, **options)
     return (folder / "out" / name).read_bytes()
 
 
-def left(folder: Path) -> list[str]:
+def finished_files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "out").glob("[!.]*"))
 
 
 @pytest.mark.parametrize("published", [{}, SUM, {"md5": MD5}])
-def test_a_file_comes_once(tmp_path, site: Site, published):
+def test_a_file_is_downloaded_once(tmp_path, site: Site, published):
     url = site.add("/a", CONTENT)
-    found = get(tmp_path, url, bytes=5000, **published)
-    assert found == {"url": url, "bytes": 5000, "sha256": SHA256}
-    assert left(tmp_path) == ["a.txt"]
-    assert get(tmp_path, url, bytes=5000, before=found, **published) == found
-    assert len(site.asked) == 1  # the second time it was there
+    record = get(tmp_path, url, bytes=5000, **published)
+    assert record == {"url": url, "bytes": 5000, "sha256": SHA256}
+    assert finished_files(tmp_path) == ["a.txt"]
+    assert get(tmp_path, url, bytes=5000, first=record, **published) == record
+    assert len(site.asked) == 1
 
 
 @pytest.mark.parametrize(
-    ("page", "known", "there", "from_byte"),
+    ("page", "published", "downloaded", "from_byte"),
     [
         ({"drop": [1000, 700, 600, 1]}, SUM, 0, [0, 1000, 1700, 2300, 2301]),
-        ({"drop": [1000]}, {}, 0, [0, 0]),  # no checksum will tell that both halves are of one file
+        ({"drop": [1000]}, {}, 0, [0, 0]),  # without a checksum, nothing shows that two halves belong to one file
         ({"drop": [1000], "ranges": False}, SUM, 0, [0, 1000, 0]),
         ({"status": [(500, {})]}, SUM, 0, [0, 0]),
-        ({}, SUM, 5000, [5000]),  # and there is none: all is here
+        ({}, SUM, 5000, [5000]),  # the server has no byte 5000: nothing is missing
     ],
 )
-def test_a_download_that_breaks_off_goes_on(tmp_path, site: Site, page, known, there, from_byte):
-    url = site.add("/a", CONTENT, **copy.deepcopy(page))  # whose lists are used up
+def test_an_interrupted_download_resumes(tmp_path, site: Site, page, published, downloaded, from_byte):
+    url = site.add("/a", CONTENT, **copy.deepcopy(page))  # the server empties the lists
     (tmp_path / "out").mkdir()
-    in_the_making(tmp_path / "out" / "a.txt").write_bytes(CONTENT[:there])
-    assert got(tmp_path, url, **known) == CONTENT
+    in_the_making(tmp_path / "out" / "a.txt").write_bytes(CONTENT[:downloaded])
+    assert get_content(tmp_path, url, **published) == CONTENT
     assert site.ranges == [f"bytes={start}-" if start else None for start in from_byte]
 
 
@@ -80,24 +80,41 @@ def fake_curl(folder: Path, line: str) -> str:
     return f"{folder / 'bin'}:{os.environ['PATH']}"
 
 
-def test_a_download_that_stalls_is_shown_and_tried_again(tmp_path, site: Site, monkeypatch, capsys):
-    stalls = f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; sleep 1.2; exit 28; }}"
+def test_a_stalled_download_shows_its_progress_and_is_tried_again(tmp_path, site: Site, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_FIRST_LINE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_MEASUREMENTS", 0.05)
+    stalls = f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; sleep 0.3; exit 28; }}"
     monkeypatch.setenv("PATH", fake_curl(tmp_path, stalls))
-    assert got(tmp_path, site.add("/a", CONTENT), **SUM) == CONTENT
-    assert "a.txt: 0.0 MB\n" in capsys.readouterr().err
+    assert get_content(tmp_path, site.add("/a", CONTENT), **SUM) == CONTENT
+    assert "downloading a.txt: 0.00B" in capsys.readouterr().err
 
 
-def test_an_archive_without_a_published_checksum_goes_on_and_its_own_checksums_tell(tmp_path, site: Site):
-    first, second = gzip.compress(OTHER), gzip.compress(CONTENT)
-    url = site.add("/a", first, drop=[300, None], then=[second])  # another file by now
+@pytest.mark.parametrize(
+    ("headers", "size"),
+    [
+        ("HTTP/1.1 200 OK\r\nContent-Length: 70\r\n\r\n", 70),
+        ("HTTP/1.1 302 Found\r\nContent-Length: 3\r\n\r\nHTTP/2 206\r\ncontent-range: bytes 6-9/10\r\n\r\n", 10),
+        ("HTTP/2 206\r\ncontent-range: bytes 6-9/10\r\ncontent-length: 4\r\n\r\n", 10),
+        ("HTTP/2 206\r\ncontent-length: 4\r\ncontent-range: bytes 6-9/10\r\n\r\n", 10),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", None),
+        ("", None),
+    ],
+)
+def test_the_length_that_a_server_announces(headers: str, size: int | None):
+    assert _announced_size(headers.encode()) == size
+
+
+def test_an_archive_without_a_published_checksum_resumes_and_its_own_checksums_are_tested(tmp_path, site: Site):
+    older, newer = gzip.compress(OTHER), gzip.compress(CONTENT)
+    url = site.add("/a", older, drop=[300, None], then=[newer])  # the server has another file by then
     with pytest.raises(UserError, match=r"a\.gz is damaged or cut short"):
         get(tmp_path, url, name="a.gz")
-    assert got(tmp_path, url, name="a.gz") == second
+    assert get_content(tmp_path, url, name="a.gz") == newer
     assert site.ranges == [None, "bytes=300-", None]
 
 
 @pytest.mark.parametrize(
-    ("page", "known", "message"),
+    ("page", "options", "message"),
     [
         ({"content": OTHER}, SUM, rf"its SHA256 is \w+, {SHA256} was expected"),
         ({"content": OTHER}, {"md5": MD5}, rf"its MD5 is \w+, {MD5} was expected"),
@@ -109,40 +126,41 @@ def test_an_archive_without_a_published_checksum_goes_on_and_its_own_checksums_t
         *[({}, {"name": name}, "is damaged or cut short") for name in ("a.tar", "a.tgz", "a.zip", "a.xz")],
     ],
 )
-def test_what_is_no_such_file_is_refused(tmp_path, site: Site, page, known, message):
+def test_a_wrong_file_is_refused(tmp_path, site: Site, page, options, message):
     url = site.add("/a", **copy.deepcopy({"content": CONTENT, **page}))
     with pytest.raises(UserError, match=f"/a: .*{message}"):
-        get(tmp_path, url, **known)
-    assert left(tmp_path) == []
+        get(tmp_path, url, **options)
+    assert finished_files(tmp_path) == []
 
 
-def test_a_redirect_leads_to_no_file_of_this_machine(tmp_path, site: Site):
+def test_a_redirect_to_a_local_file_is_refused(tmp_path, site: Site):
     last = site.add("/last", CONTENT, drop=[2000])
     first = site.add("/first", status=[(302, {"Location": last})] * 2)
-    assert got(tmp_path, first, **SUM) == CONTENT
+    assert get_content(tmp_path, first, **SUM) == CONTENT
     assert site.asked[-1] == ("/last", "bytes=2000-")
     url = site.add("/local", status=[(302, {"Location": f"file://{tmp_path}/out/a.txt"})])
     with pytest.raises(UserError, match=r"/local: .*disabled"):
         get(tmp_path / "b", url)
 
 
-# only a checksum tells that two mirrors have the same file
-@pytest.mark.parametrize(("known", "asked"), [(SUM, [("/b", "bytes=3000-")]), ({}, [("/b", None)])])
-def test_the_next_mirror(tmp_path, site: Site, known, asked):
+# only a checksum shows that two mirrors have the same file
+@pytest.mark.parametrize(("published", "asked"), [(SUM, [("/b", "bytes=3000-")]), ({}, [("/b", None)])])
+def test_the_next_mirror(tmp_path, site: Site, published, asked):
     first, last = site.add("/a", CONTENT, drop=[3000, 0, 0, 0]), site.add("/b", CONTENT)
-    assert get(tmp_path, first, site.url + "/gone", last, **known) == {"url": last, "bytes": 5000, "sha256": SHA256}
+    record = get(tmp_path, first, site.url + "/gone", last, **published)
+    assert record == {"url": last, "bytes": 5000, "sha256": SHA256}
     assert site.asked[-1:] == asked
 
 
-def test_a_file_that_changed_at_its_source_stops_until_it_is_trusted(tmp_path, site: Site):
-    url, before = site.add("/a", OTHER), {"url": "x", "bytes": 5000, "sha256": SHA256}
+def test_a_file_that_changed_at_its_source_is_refused_until_the_user_trusts_it(tmp_path, site: Site):
+    url, first = site.add("/a", OTHER), {"url": "x", "bytes": 5000, "sha256": SHA256}
     with pytest.raises(UserError, match=rf"had {SHA256} \(5,000 bytes\): .*delete .*out/manifest\.json"):
-        get(tmp_path, url, before=before)
+        get(tmp_path, url, first=first)
     sha256 = hashlib.sha256(OTHER).hexdigest()
-    assert get(tmp_path, url, before=before, sha256=sha256)["sha256"] == sha256  # a published checksum overrules it
+    assert get(tmp_path, url, first=first, sha256=sha256)["sha256"] == sha256  # a published checksum takes precedence
 
 
-def test_the_message_says_how_to_do_it_by_hand(tmp_path, site: Site, monkeypatch):
+def test_the_message_says_how_to_supply_the_file_by_hand(tmp_path, site: Site, monkeypatch):
     first, second, third = site.url + "/gone", "gopher://x/a", "file:///nowhere/c"
     with pytest.raises(UserError) as caught:
         get(tmp_path, first, second, third, by_hand="Registration at https://data.example; research only.\n")
@@ -160,23 +178,23 @@ def test_the_message_says_how_to_do_it_by_hand(tmp_path, site: Site, monkeypatch
 
 
 @pytest.mark.parametrize("linkable", [True, False])
-def test_a_file_of_the_users_is_used_and_left_alone(tmp_path, site: Site, linkable, monkeypatch):
+def test_a_file_of_the_users_is_used_and_not_changed(tmp_path, site: Site, linkable, monkeypatch):
     if not linkable:
-        monkeypatch.setattr(os, "link", lambda given, new: os.stat(f"{new}/nothing"))
+        monkeypatch.setattr(os, "link", lambda original, link: os.stat(f"{link}/nothing"))
     raw = tmp_path / "raw"
     raw.mkdir()
     (tmp_path / "ä b").write_bytes(CONTENT)
     (raw / "a.txt").symlink_to(tmp_path / "ä b")
-    found = get(tmp_path, site.add("/a", OTHER), raw=raw, **SUM)
-    assert found == {"url": (tmp_path / "ä b").as_uri(), "bytes": 5000, "sha256": SHA256}
+    record = get(tmp_path, site.add("/a", OTHER), raw=raw, **SUM)
+    assert record == {"url": (tmp_path / "ä b").as_uri(), "bytes": 5000, "sha256": SHA256}
     assert (tmp_path / "out" / "a.txt").read_bytes() == CONTENT
     assert (raw / "a.txt").is_symlink()
     assert not (tmp_path / "out" / "a.txt").is_symlink()
     assert site.asked == []
-    assert got(tmp_path / "local", (tmp_path / "ä b").as_uri(), raw=tmp_path) == CONTENT  # not in raw
+    assert get_content(tmp_path / "local", (tmp_path / "ä b").as_uri(), raw=tmp_path) == CONTENT  # not in raw
 
 
-def test_a_wrong_file_of_the_users_stops_and_stays(tmp_path):
+def test_a_wrong_file_of_the_users_is_refused_and_stays(tmp_path):
     (tmp_path / "a.txt").write_bytes(OTHER)
     with pytest.raises(UserError, match=r"a.txt is not the file that is needed: its SHA256 .*Delete it or move"):
         get(tmp_path, raw=tmp_path, **SUM)
@@ -201,27 +219,27 @@ def command(url: str, folder: Path, **options: Any) -> subprocess.Popen:
     return subprocess.Popen(line, cwd=CHECKOUT, stdout=pipe, stderr=pipe, text=True, **options)
 
 
-def test_killed_and_interrupted_and_on_a_full_disk_and_gone_on_with_for_the_missing_bytes(tmp_path, site: Site):
-    url, part = site.add("/a", LONG, stall=[700, 80_000, None]), in_the_making(tmp_path / "a.txt")
+def test_a_download_resumes_after_a_kill_an_interruption_and_a_full_disk(tmp_path, site: Site):
+    url, partial = site.add("/a", LONG, stall=[700, 80_000, None]), in_the_making(tmp_path / "a.txt")
     for size, signum in ((700, signal.SIGKILL), (80_700, signal.SIGINT)):
         child = command(url, tmp_path)
         try:
-            there = wait_until(lambda size=size: part.exists() and part.stat().st_size == size)
+            arrived = wait_until(lambda size=size: partial.exists() and partial.stat().st_size == size)
         finally:
             child.send_signal(signum)
-            _, told = child.communicate(timeout=20)
-        assert there
+            _, errors = child.communicate(timeout=20)
+        assert arrived
         assert list(tmp_path.glob("[!.]*")) == []
-    assert child.returncode == 130  # as shells have it
-    assert told.endswith("interrupted; run the same command again to go on\n")
-    small = fake_curl(tmp_path, "trap '' XFSZ; ulimit -f 200")  # as a full disk, without rights
+    assert child.returncode == 130  # the status of an interrupted program in shells
+    assert errors.endswith("interrupted; run the same command again to go on\n")
+    small = fake_curl(tmp_path, "trap '' XFSZ; ulimit -f 200")  # a limit of file sizes, like a full disk
     full = command(url, tmp_path, env={**os.environ, "PATH": small})
-    assert f"error: cannot write {part} (" in full.communicate()[1]
-    assert (full.returncode, part.stat().st_size) == (1, 102_400)
+    assert f"error: cannot write {partial} (" in full.communicate()[1]
+    assert (full.returncode, partial.stat().st_size) == (1, 102_400)
     assert list(tmp_path.glob("[!.]*")) == [tmp_path / "bin"]
-    done = command(url, tmp_path)
-    done.communicate()
-    assert done.returncode == 0
+    last = command(url, tmp_path)
+    last.communicate()
+    assert last.returncode == 0
     assert (tmp_path / "a.txt").read_bytes() == LONG
     assert site.ranges == [None, "bytes=700-", "bytes=80700-", "bytes=102400-"]
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["a.txt", "bin"]

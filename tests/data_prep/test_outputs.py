@@ -1,4 +1,4 @@
-"""The one rule for output files: what was written by this project is replaced; what is edited or added stays."""
+"""Output files: those of this project are replaced; those that the user edited or added stay."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from tests.killed import killed_at
 
 
 def make(place: Path, *lines: str) -> Path:
-    """Write a folder, also by another program; returns a text in it."""
+    """Write a folder, with a file by another program; returns the path of a text in it."""
     with atomic_folder(place) as made:
         write_lines(made / "part" / "text", lines or ["ours"])
         (made / "dict.txt").write_text("by another program\n")
@@ -34,8 +34,8 @@ def write(place: Path, *lines: str) -> Path:
 @pytest.mark.parametrize(
     ("act", "name"), [(make, "part/text"), (make, "part/a[1].txt"), (make, "dict.txt/notes"), (write, "")]
 )
-def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(tmp_path: Path, act, name: str):
-    """Also a folder in place of a file."""
+def test_our_files_are_replaced_unless_the_user_edits_or_adds_some(tmp_path: Path, act, name: str):
+    """Also if a folder replaces a file."""
     out = tmp_path / "out"
     act(out)
     assert read_lines(act(out, "newer")) == ["newer"]
@@ -45,10 +45,13 @@ def test_what_is_ours_is_replaced_until_a_user_edits_or_adds_something(tmp_path:
         theirs.parent.mkdir()
     theirs.write_text("mine, by hand\n")
     for refused in (act, remove):
-        with pytest.raises(UserError) as said:
+        with pytest.raises(UserError) as error:
             refused(out)
-        assert "out would be replaced, and holds what this project did not write there as it is now: " in str(said)
-        assert f": {theirs.relative_to(tmp_path)}; move" in str(said.value)
+        assert (
+            "out would be replaced, and holds files that this project did not write, or that were edited since: "
+            in str(error.value)
+        )
+        assert f": {theirs.relative_to(tmp_path)}; move" in str(error.value)
     assert theirs.read_text() == "mine, by hand\n"
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["out"]
     theirs.unlink()
@@ -68,14 +71,14 @@ def test_files_of_another_program_are_claimed_by_pattern_before_it_runs(tmp_path
         claim(tmp_path, "*.bin")
 
 
-def test_a_file_of_the_lists_name_that_is_no_list_stays(tmp_path: Path):
+def test_a_users_file_with_the_name_of_the_list_stays(tmp_path: Path):
     (tmp_path / LIST).write_text("notes of mine\n")
     with pytest.raises(UserError, match="is not a list of this project"):
         write_lines(tmp_path / "text", ["a"])
     assert (tmp_path / LIST).read_text() == "notes of mine\n"
 
 
-def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path):
+def test_a_failed_write_leaves_only_the_older_file(tmp_path: Path):
     write_lines(tmp_path / "text", ["older"])
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "text", {"update": 2, "loss": float("nan")})
@@ -98,11 +101,11 @@ def test_a_killed_run_leaves_the_older_folder_or_the_newer_one(tmp_path: Path, r
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_work_that_was_begun_from_the_same_is_gone_on_with(tmp_path: Path, capsys):
+def test_intermediate_results_are_kept_for_the_same_inputs(tmp_path: Path, capsys):
     write_lines(work_folder(tmp_path / "out", {"a": 1}) / "done", ["x"])
     assert read_lines(work_folder(tmp_path / "out", {"a": 1}) / "done") == ["x"]
     assert not (work_folder(tmp_path / "out", {"a": 2}) / "done").exists()
-    assert "begins" in capsys.readouterr().out
+    assert "from the beginning" in capsys.readouterr().out
 
 
 def test_one_run_writes_and_many_read(tmp_path: Path, monkeypatch):
@@ -115,7 +118,7 @@ def test_one_run_writes_and_many_read(tmp_path: Path, monkeypatch):
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
-    """As Lustre answers without its option."""
+    """Lustre without its option -o flock."""
 
     def without(*_: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -1,4 +1,4 @@
-"""Pairs from two languages of a document: aligned, cleaned, and held out by source package."""
+"""Pairs from a document and its translation: alignment, cleaning, and splits by source package."""
 
 import random
 from collections import Counter
@@ -15,7 +15,7 @@ PAGE = [("SH", "NAME"), ("P", "ls"), ("SH", "OPTIONS"), ("TP", "-a"), ("TPD", "a
 
 
 def translated(*changes: tuple[int, Block | None]) -> list[Block]:
-    """Return the page in another language, blocks in it changed or left out."""
+    """Return the page in another language, with some blocks changed or left out."""
     page: list[Block | None] = [(tag, text.lower()) for tag, text in PAGE]
     for place, block in changes:
         page[place] = block
@@ -27,7 +27,7 @@ TWO = [("NAME", "name"), ("ls", "ls")]
 
 
 @pytest.mark.parametrize(
-    ("page", "other", "aligned"),
+    ("page", "foreign", "aligned"),
     [
         (PAGE, translated(), ([(text, text.lower()) for _, text in PAGE], True)),
         (PAGE, translated((4, None)), (TWO, False)),  # a section that differs is left out, the document not held out
@@ -37,8 +37,8 @@ TWO = [("NAME", "name"), ("ls", "ls")]
         (NUMBERS, NUMBERS[1:] + NUMBERS[:1], None),  # documents that do not belong together
     ],
 )
-def test_documents_are_paired_block_by_block(page: list[Block], other: list[Block], aligned: object):
-    assert align(page, other) == aligned
+def test_documents_are_paired_block_by_block(page: list[Block], foreign: list[Block], aligned: object):
+    assert align(page, foreign) == aligned
 
 
 LONG = "a very long sentence that goes on and on for ever and ever"
@@ -58,12 +58,12 @@ GERMAN = ["Es misst 3.5 m.", "Dann, etwa u. a. Linux, endet es!", "Warum?"]
         (UNEVEN, "de", [UNEVEN]),  # whose lengths do not fit
     ],
 )
-def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair, language: str, pairs: list[Pair]):
+def test_blocks_are_split_if_both_sides_have_as_many_sentences(block: Pair, language: str, pairs: list[Pair]):
     assert list(sentences(*block, language=language)) == pairs
 
 
 @pytest.mark.parametrize(
-    ("english", "other", "language", "reason"),
+    ("english", "foreign", "language", "reason"),
     [
         ("Open the file now", "Die Datei jetzt öffnen", "de", None),
         ("Open it", "Öffne sie", "de", "fewer than 3 words"),
@@ -80,11 +80,11 @@ def test_blocks_are_cut_into_sentences_where_both_sides_have_as_many(block: Pair
         ("Open the file now", "Datei jetzt öffnen", "zh_CN", "not translated"),
     ],
 )
-def test_faults(english: str, other: str, language: str, reason: str | None):
-    assert fault(english, other, language=language) == reason
+def test_faults(english: str, foreign: str, language: str, reason: str | None):
+    assert fault(english, foreign, language=language) == reason
 
 
-def test_near_duplicates_differ_in_figures_case_signs_and_placeholders():
+def test_near_duplicates_differ_in_numbers_case_signs_and_placeholders():
     assert plain("Cannot open %s: 12 Files!") == plain("cannot open ${name} - 7 files")
     assert plain("Cannot open files") != plain("Cannot open a file")
 
@@ -94,11 +94,11 @@ def word(number: int) -> str:
 
 
 def unlike(source: str, count: int) -> list[Row]:
-    """Return rows of six words that no other row has."""
+    """Return rows of six words that are in no other row."""
     texts = (
         [" ".join(word(n) + source + side for n in range(6 * k, 6 * k + 6)) for side in "ex"] for k in range(count)
     )
-    return [Row(source, "kind", True, (english, other)) for english, other in texts]
+    return [Row(source, "kind", True, (english, foreign)) for english, foreign in texts]
 
 
 SOURCES = ["".join(pair) for pair in product("klmnopqrst", repeat=2)]
@@ -116,7 +116,7 @@ def split(rows: list[Row]) -> tuple[dict[str, list[Pair]], Counter[str]]:
     return parts, report
 
 
-def test_packages_are_whole_in_a_split_whatever_their_order():
+def test_packages_are_not_divided_in_any_order():
     parts, report = split(ROWS)
     assert sum(map(len, parts.values())) == len(ROWS)
     for name, pairs in parts.items():
@@ -129,7 +129,7 @@ def test_packages_are_whole_in_a_split_whatever_their_order():
     assert {row.pair for row in large} <= set(split(ROWS + large)[0]["train"])
 
 
-def test_so_many_of_a_package_and_so_many_in_all(monkeypatch: pytest.MonkeyPatch):
+def test_the_largest_numbers_of_pairs_from_a_package_and_in_all(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parallel, "MOST_OF_SOURCE", 4)
     parts, report = split(ROWS)
     for name in ("valid", "test"):
@@ -140,14 +140,14 @@ def test_so_many_of_a_package_and_so_many_in_all(monkeypatch: pytest.MonkeyPatch
     assert [len(pairs) for name, pairs in split(ROWS)[0].items() if name != "train"] == [30, 30]
 
 
-def test_near_duplicates_stay_once_and_in_train():
-    left, right = unlike(TRAINS, 1)[0].pair
-    parts, report = split([Row(HELD, "kind", True, (f"{left.upper()} !", f"({right})")), *ROWS])
+def test_near_duplicates_stay_once_in_train():
+    english, foreign = unlike(TRAINS, 1)[0].pair
+    parts, report = split([Row(HELD, "kind", True, (f"{english.upper()} !", f"({foreign})")), *ROWS])
     assert parts == split(ROWS)[0]
     assert report["near-duplicates"] == 1
 
 
-def test_a_line_is_not_in_test_that_is_in_valid():
+def test_no_line_of_valid_is_in_test():
     source = next(source for source in SOURCES if SPLITS[source] == "valid")
     english = "new words only in this line"
     rows = [Row(source, "kind", True, (english, "Nur neue")), Row(HELD, "kind", True, (english, "Anders übersetzt"))]
@@ -160,7 +160,7 @@ HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of f
 
 
 @pytest.mark.parametrize(
-    ("english", "other", "exact", "held_out"),
+    ("english", "foreign", "exact", "held_out"),
     [
         ("new words only in this line", "Nur neue Wörter", True, True),
         ("new words only in this line", "Nur neue Wörter", False, False),
@@ -174,6 +174,6 @@ HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of f
         ("new words only in this line", f"{OTHER} eins zwei", True, True),
     ],
 )
-def test_a_line_is_held_out_that_is_whole_and_new(english: str, other: str, *, exact: bool, held_out: bool):
-    parts, _ = split([*ROWS, Row(HELD, "kind", exact, (english, other))])
-    assert ((english, other) in parts["test"]) == held_out
+def test_only_new_lines_from_aligned_documents_are_held_out(english: str, foreign: str, *, exact: bool, held_out: bool):
+    parts, _ = split([*ROWS, Row(HELD, "kind", exact, (english, foreign))])
+    assert ((english, foreign) in parts["test"]) == held_out

@@ -1,4 +1,4 @@
-"""Each dataset the whole way, from a web server on this machine to what fairseq reads."""
+"""All stages of each dataset, from a web server on this machine to the data of fairseq."""
 
 import functools
 import json
@@ -37,8 +37,8 @@ class Made(NamedTuple):
 
     dataset: Dataset
     archives: Path
-    given: dict[str, list[Row]]
-    """The rows of its splits."""
+    rows: dict[str, list[Row]]
+    """The rows of each split."""
     out: Path
 
     @property
@@ -46,20 +46,20 @@ class Made(NamedTuple):
         return json.loads((self.out / "prepared" / "counts.json").read_text())
 
     def text(self, name: str) -> str:
-        """A prepared file without the marks of BPE, as one line."""
+        """Return a prepared file without the marks of BPE, as one line."""
         return " ".join(lines_of(self.out / "prepared" / name)).replace("@@ ", "")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Made]]:
-    """Makes a dataset by its name, once."""
+    """Return a function that makes a dataset by its name, once."""
     with pytest.MonkeyPatch.context() as patch:
 
         @functools.cache
         def make(name: str) -> Made:
             folder = tmp_path_factory.mktemp(name)
             archives, out = folder / "archives", folder / "out"
-            given = {} if name in STORIES else build(name, archives)
+            rows = {} if name in STORIES else build(name, archives)
             if name in STORIES:
                 Collection().write(archives)
             with serving() as site:
@@ -70,44 +70,44 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], M
                     run(patch, file, "--out", out, "--workers", 1)
                 fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
                 assert sorted(path for path, _ in site.asked) == sorted(f"/{name}" for name in fetched)
-            return Made(load_dataset(str(file)), archives, given, out)
+            return Made(load_dataset(str(file)), archives, rows, out)
 
         yield make
 
 
-def expected(name: str, given: dict[str, list[Row]]) -> dict[str, list[int]]:
-    """The numbers of the rows of each split that is made: those that no recipe drops, first occurrences only."""
-    all_rows = {split: numbers(row[0] or row[1] for row in rows) for split, rows in given.items()}
-    found = {split: [n for n in dict.fromkeys(every) if n < BAD] for split, every in all_rows.items()}
+def expected(name: str, rows_by_split: dict[str, list[Row]]) -> dict[str, list[int]]:
+    """Return the numbers of the rows of each resulting split: without bad rows and duplicates."""
+    all_rows = {split: numbers(row[0] or row[1] for row in rows) for split, rows in rows_by_split.items()}
+    kept = {split: [n for n in dict.fromkeys(row_numbers) if n < BAD] for split, row_numbers in all_rows.items()}
     if name.startswith("iwslt14"):  # held out after cleaning, as published
-        survivors = found["train"]
-        found["train"] = [number for place, number in enumerate(survivors, 1) if place % 7]
-        found["valid"] = survivors[6::7]
+        survivors = kept["train"]
+        kept["train"] = [number for place, number in enumerate(survivors, 1) if place % 7]
+        kept["valid"] = survivors[6::7]
     elif name == "wmt14_en_fr":  # before cleaning, as published
-        every = all_rows["train"]
-        found["train"] = [number for place, number in enumerate(every, 1) if place % 7 and number < BAD]
-        found["sampled"] = [number for number in every[6::7] if number < BAD]
-    return found
+        row_numbers = all_rows["train"]
+        kept["train"] = [number for place, number in enumerate(row_numbers, 1) if place % 7 and number < BAD]
+        kept["sampled"] = [number for number in row_numbers[6::7] if number < BAD]
+    return kept
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_each_pair_arrives_where_it_belongs(made, name: str):
-    dataset, _, given, out = made(name)
-    for split, wanted in expected(name, given).items():
-        place = out / "prepared" / split.replace("raw_", "raw/")
+def test_each_pair_is_in_the_right_split(made, name: str):
+    dataset, _, rows_by_split, out = made(name)
+    for split, row_numbers in expected(name, rows_by_split).items():
+        path = out / "prepared" / split.replace("raw_", "raw/")
         for language in dataset.languages:
-            assert numbers(lines_of(place.with_name(f"{place.name}.{language}"))) == wanted, (split, language)
+            assert numbers(lines_of(path.with_name(f"{path.name}.{language}"))) == row_numbers, (split, language)
     for split in ("valid", "test"):
         raw = [out / "prepared" / "raw" / f"{split}.{language}" for language in dataset.languages]
-        if split in given and raw[0].exists():
+        if split in rows_by_split and raw[0].exists():
             sgm = dataset.splits[split][0].reader == "sgm"
-            rows = [tuple(side.replace("&", "&amp;") if sgm else side for side in row) for row in given[split]]
-            assert list(zip(*map(lines_of, raw), strict=True)) == given.get(f"raw_{split}", rows)
+            rows = [tuple(side.replace("&", "&amp;") if sgm else side for side in row) for row in rows_by_split[split]]
+            assert list(zip(*map(lines_of, raw), strict=True)) == rows_by_split.get(f"raw_{split}", rows)
     assert "&amp;" in made("wmt16_en_de").text("raw/test.de")
 
 
 @pytest.mark.parametrize("name", ["wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en"])
-def test_references_are_byte_for_byte_those_that_sacrebleu_makes(made, tmp_path: Path, name: str):
+def test_references_are_byte_for_byte_those_of_sacrebleu(made, tmp_path: Path, name: str):
     out, language, (source,) = made(name).out, made(name).dataset.target, made(name).dataset.splits["test"]
     published, theirs = tmp_path / "published.sgm", tmp_path / "published.txt"
     with closing(named_members(out / "raw" / source.file, [source.members[language]])) as members:
@@ -117,7 +117,7 @@ def test_references_are_byte_for_byte_those_that_sacrebleu_makes(made, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "there", "absent"),
+    ("name", "file", "present", "absent"),
     [
         ("wmt16_en_de", "train.en", [" &amp; ", "well-known"], []),  # hyphens stay
         ("wmt14_en_fr", "train.fr", ["bien @-@ connu"], ["«", "’"]),  # normalised, which a test set is not
@@ -131,16 +131,16 @@ def test_references_are_byte_for_byte_those_that_sacrebleu_makes(made, tmp_path:
         ("cnn_dm_plain", "test.en_summary", ["müller went to zürich 9 times . ¶ it was naïve ."], []),
     ],
 )
-def test_the_text_is_as_its_recipe_says(made, name: str, file: str, there: list[str], absent: list[str]):
+def test_the_text_follows_its_recipe(made, name: str, file: str, present: list[str], absent: list[str]):
     text = made(name).text(file)
-    assert [piece for piece in there if piece not in text] == []
+    assert [piece for piece in present if piece not in text] == []
     assert [piece for piece in absent if piece in text] == []
 
 
-def test_what_else_is_of_one_dataset(made):
+def test_details_of_single_datasets(made):
     for name, language in (("wmt16_en_de_google", "de"), ("gbw", "en")):  # which are taken as they are
         side = made(name).dataset.languages.index(language)
-        for split, rows in made(name).given.items():
+        for split, rows in made(name).rows.items():
             place = made(name).out / "prepared" / f"{split.replace('raw_', 'raw/')}.{language}"
             assert lines_of(place) == [row[side] for row in rows]
     for name, file, step, dropped in (
@@ -181,14 +181,14 @@ def test_fairseq_reads_the_prepared_lines_and_the_report_has_their_numbers(made,
         for split in SPLITS:
             lines = lines_of(out / "prepared" / f"{split}.{language}")
             read = data_utils.load_indexed_dataset(str(out / "binarised" / f"{split}{pair}{ending}"), dictionary)
-            known = [" ".join(w if w in dictionary else "<unk>" for w in line.split()) for line in lines]
-            assert [dictionary.string(tokens) for tokens in read] == known
+            as_decoded = [" ".join(w if w in dictionary else "<unk>" for w in line.split()) for line in lines]
+            assert [dictionary.string(tokens) for tokens in read] == as_decoded
             tokens = sum(len(line.split()) + 1 for line in lines)
             assert f"| {split}.{language} | {len(lines):,} | {tokens:,} | " in report
 
 
 @pytest.mark.parametrize("name", ["wmt16_en_de", "wmt14_en_fr", "wmt17_zh_en", "cnn_dm_plain"])
-def test_lines_that_a_model_is_asked_become_those_of_its_test_set(made, name: str):
+def test_line_steps_prepare_lines_like_the_test_set(made, name: str):
     dataset, folder = made(name).dataset, made(name).out / "prepared"
     for language in dataset.languages:
         codes = next(path for path in (folder / f"codes.{language}", folder / "codes") if path.exists())

@@ -1,4 +1,4 @@
-"""Preparation: steps of the whole corpus, units, long lines, faults of raw text, and runs that are killed."""
+"""Preparation: steps on the whole corpus, subwords, long lines, faults of raw text, and killed runs."""
 
 import itertools
 import json
@@ -36,17 +36,17 @@ PARTS = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many blocks of a few lines."""
+    """Use small blocks, so that there are many."""
     monkeypatch.setattr(corpus, "CHUNK", 60)
     monkeypatch.setattr(learn, "_COUNTED", 70)
 
 
 def made(folder: Path, rows: list[Row] | dict[str, list[Row]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
-    """Prepare a user's corpus in one piece, or its splits, by these steps."""
+    """Prepare a user's corpus, without or with splits, by these steps; returns the prepared folder."""
     out = folder / f"out{len(list(folder.iterdir()))}"
     (folder / "raw").mkdir(exist_ok=True)
-    for split, given in rows.items() if isinstance(rows, dict) else [("train", rows)]:
-        for name, data in corpora.sides(f"{split}.{{}}", given, LANGUAGES[:sides]).items():
+    for split, split_rows in rows.items() if isinstance(rows, dict) else [("train", rows)]:
+        for name, data in corpora.sides(f"{split}.{{}}", split_rows, LANGUAGES[:sides]).items():
             (folder / "raw" / name).write_bytes(data)
     dataset = own_dataset(folder, *steps, target="de" if sides == 2 else None)
     prepare(dataset, raw=folder / "raw", out=out, workers=workers)
@@ -66,7 +66,7 @@ def rows_of(out: Path, *, sides: int = 2) -> dict[str, list[tuple[str, ...]]]:
 
 
 def drawn(count: int, words: int = 40) -> list[Row]:
-    """Pairs of few different sentences, so that there are repeats of pairs, of one side, and in another case."""
+    """Draw pairs from few sentences: with repeated pairs, repeated sides, and in different cases."""
     dice = random.Random(1)
     sides = [f"{case(f'Word {n} is here')}" for n in range(words) for case in (str, str.lower)]
     return [(dice.choice(sides), dice.choice(sides)) for _ in range(count)]
@@ -75,7 +75,7 @@ def drawn(count: int, words: int = 40) -> list[Row]:
 BY_HASH = {"split_by_hash": {"by": "en", "valid_percent": 10, "test_percent": 10}}
 
 
-def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
+def test_a_split_by_hash_puts_each_sentence_into_one_split(tmp_path: Path):
     rows = drawn(900, words=400)
     out = made(tmp_path, rows, BY_HASH)
     splits = rows_of(out)
@@ -83,22 +83,26 @@ def test_a_split_by_hash_parts_no_sentence(tmp_path: Path):
     for side in (0, 1):
         sets = [{row[side].lower() for row in split} for split in splits.values()]
         assert len(set().union(*sets)) == sum(map(len, sets))
-    where = [split_of(row[0], valid_percent=10, test_percent=10) for row in rows]
-    assert splits["test"] == [row for row, split in zip(rows, where, strict=True) if split == "test"]
-    taken = {row[1].lower() for row in splits["test"]}
-    valid = [row for row, split in zip(rows, where, strict=True) if split == "valid" and row[1].lower() not in taken]
+    row_splits = [split_of(row[0], valid_percent=10, test_percent=10) for row in rows]
+    assert splits["test"] == [row for row, split in zip(rows, row_splits, strict=True) if split == "test"]
+    test_lines = {row[1].lower() for row in splits["test"]}
+    valid = [
+        row
+        for row, split in zip(rows, row_splits, strict=True)
+        if split == "valid" and row[1].lower() not in test_lines
+    ]
     assert splits["valid"] == valid
     (entry,) = [entry for entry in counts_of(out)["steps"] if entry["step"] == "split_by_hash"]
     assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, splits.values()))
-    assert entry["moved"] == {split: len(found) for split, found in splits.items()}
-    given = dict.fromkeys(SPLITS, rows)  # splits of its own
-    assert rows_of(made(tmp_path, given, BY_HASH)) == given
+    assert entry["moved"] == {split: len(split_rows) for split, split_rows in splits.items()}
+    own_splits = dict.fromkeys(SPLITS, rows)  # splits of its own
+    assert rows_of(made(tmp_path, own_splits, BY_HASH)) == own_splits
 
 
 @pytest.mark.parametrize("sides", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_lines_held_out_that_stand_in_train_are_counted_and_said(tmp_path: Path, sides: int, workers: int, capsys):
-    """Whatever their case and spaces; in another row, too. Nothing is dropped."""
+def test_held_out_lines_that_are_also_in_train_are_reported(tmp_path: Path, sides: int, workers: int, capsys):
+    """Case, spaces and rows may differ. Nothing is dropped."""
     valid: list[Row] = [("A  b", "C d"), ("a b", "x"), ("new", "c d"), ("", ""), ("a b", "c D")]
     rows: dict[str, list[Row]] = {
         "train": [*drawn(150), ("", ""), ("a B", "c d ")],
@@ -109,37 +113,37 @@ def test_lines_held_out_that_stand_in_train_are_counted_and_said(tmp_path: Path,
     assert rows_of(out, sides=sides) == {split: [row[:sides] for row in part] for split, part in rows.items()}
     counts = {"en": 3, "de": 3, "pairs": 2} if sides == 2 else {"en": 3}
     assert counts_of(out)["source"] == {"lines that stand in train, too": {"valid": counts}}
-    said = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
-    assert f"note: valid has 5 lines; of these stand in train, too: {said}\n" in capsys.readouterr().out
+    numbers = "en 3, de 3, pairs 2" if sides == 2 else "en 3"
+    assert f"note: valid has 5 lines; of these also in train: {numbers}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sides", [1, 2])
-def test_duplicates_go_and_the_first_stays(tmp_path: Path, sides: int):
+def test_the_first_of_duplicates_stays(tmp_path: Path, sides: int):
     rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # whose sides are no one line
     out = made(tmp_path, rows, "normalise_space", "deduplicate", sides=sides)
     assert rows_of(out, sides=sides)["train"] == (unique := list(dict.fromkeys(row[:sides] for row in rows)))
     assert counts_of(out)["steps"][-1]["dropped"] == {"duplicate": 1003 - len(unique)}
 
 
-def test_clean_corpus_changes_the_lines_of_its_splits_too(tmp_path: Path):
+def test_clean_corpus_also_changes_the_lines_of_its_splits(tmp_path: Path):
     step = {"clean_corpus": {"splits": ["train"], "min_tokens": 1, "max_tokens": 9}}
-    given: list[Row] = [(" a |  b", "c|d "), ("e ", "f" * 9)]
-    found = rows_of(made(tmp_path, dict.fromkeys(SPLITS, given), step))
-    assert (found["train"], found["test"]) == ([("a b", "cd"), ("e", "f" * 9)], given)
+    rows: list[Row] = [(" a |  b", "c|d "), ("e ", "f" * 9)]
+    cleaned = rows_of(made(tmp_path, dict.fromkeys(SPLITS, rows), step))
+    assert (cleaned["train"], cleaned["test"]) == ([("a b", "cd"), ("e", "f" * 9)], rows)
 
 
-def test_an_engine_of_bpe_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_bpe_engine_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "fastBPE", None)
     with pytest.raises(UserError, match=r"steps\[0\]: bpe: the engine fastBPE is not installed; run scripts/setup"):
         made(tmp_path, PARTS, {"bpe": {"merges": 90, "engine": "fastBPE"}})
 
 
 @pytest.mark.parametrize("step", [{"bpe": {"merges": 30}}, {"sentencepiece": {"units": 90}}])
-def test_other_splits_stay_whole(tmp_path: Path, step: dict[str, dict[str, Any]]):
+def test_subwords_for_one_split_leave_the_others_unchanged(tmp_path: Path, step: dict[str, dict[str, Any]]):
     ((name, parameters),) = step.items()
-    found = rows_of(made(tmp_path, PARTS, {name: parameters | {"splits": ["train"]}}))
-    assert found["valid"] == PARTS["valid"]
-    assert found["train"] != PARTS["train"]
+    rows = rows_of(made(tmp_path, PARTS, {name: parameters | {"splits": ["train"]}}))
+    assert rows["valid"] == PARTS["valid"]
+    assert rows["train"] != PARTS["train"]
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -162,8 +166,8 @@ def test_sentencepiece(tmp_path: Path, joint: bool, monkeypatch: pytest.MonkeyPa
     assert list(map(apply, lines_of(out / "raw" / "test.de"))) == lines_of(out / "test.de")
 
 
-def test_more_units_than_a_text_has(tmp_path: Path):
-    with pytest.raises(UserError, match="cannot learn 100000 units from this text, which has room for") as refused:
+def test_more_subwords_than_a_text_allows(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot learn 100000 subwords from this text, but at most") as refused:
         made(tmp_path, PARTS, {"sentencepiece": {"units": 100_000}})
     allowed = int(re.findall(r"units: (\d+)", str(refused.value))[0])
     exact, fewer = (
@@ -173,18 +177,18 @@ def test_more_units_than_a_text_has(tmp_path: Path):
     assert contents(fewer) == contents(exact)
 
 
-def test_the_sample_is_taken_all_over_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_sample_is_spread_over_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(corpus, "CHUNK", 3)
     for language in LANGUAGES:
         (tmp_path / language).write_text("".join(f"{language}{n}\n" for n in range(9)))
-    found = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
+    text = corpus.Text({"train": 9}, {f"train.{language}": [language] for language in LANGUAGES})
     with corpus.Pool(1) as pool, ExitStack() as stack:
-        taken = list(learn._sample(corpus.Context(found, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
-    assert taken == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
+        sample = list(learn._sample(corpus.Context(text, tmp_path, "y", LANGUAGES, pool, stack), LANGUAGES, 2))
+    assert sample == [f"{language}{n}" for language in LANGUAGES for n in (0, 2, 4, 6, 8)]
 
 
 def source(name: str, archive: str) -> dict[str, Any]:
-    """A source of a split: a member of an archive for each language."""
+    """Return a source of a split: one member of an archive for each language."""
     return {"file": archive, "members": {language: f"{name}.{language}" for language in LANGUAGES}}
 
 
@@ -198,12 +202,12 @@ MEMBERS = {
 def from_archive(
     folder: Path, *steps: Any, changed: Any = (), train: Any = (), accept: bool = False, **more: Any
 ) -> Path:
-    """Prepare an archive of MEMBERS, of which some are ``changed``; ``train`` has more keys of the source of train."""
+    """Prepare an archive with MEMBERS and the ``changed`` ones; ``train`` are further keys of the source of train."""
     members = {name: data for name, data in (MEMBERS | dict(changed)).items() if data is not None}
     pack(folder / "raw" / "a.tgz", members)
     splits = {split: [source(split, "a.tgz") | dict(train if split == "train" else ())] for split in SPLITS}
-    given = own_dataset(folder, *steps, kind="archives", files={"a.tgz": {}}, splits=splits, **more)
-    prepare(given, raw=folder / "raw", out=folder / "out", workers=1, accept_counts=accept)
+    dataset = own_dataset(folder, *steps, kind="archives", files={"a.tgz": {}}, splits=splits, **more)
+    prepare(dataset, raw=folder / "raw", out=folder / "out", workers=1, accept_counts=accept)
     return folder / "out"
 
 
@@ -221,13 +225,13 @@ INTO_VALID = {"hold_out": {"splits": ["train"], "into": "valid", "every": 3}}
         ({"test.en": b"", "test.de": b""}, STEPS, "a.tgz, test.en has no lines"),
         ({"train.de": b"10004 \xff\xfe\nx"}, STEPS, "train.de: line 1 is not UTF-8; .*`invalid: replace`"),
         ({"train.en": b"a\r\n" * 20}, [], "train.en: 20 carriage returns, at which fairseq .*normalise_space"),
-        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: no line is left of train.*fewer than 90 words: 26"),
+        ({}, [{"clean": {"min_words": 90}}], r"empty corpus: no lines are left in train.*fewer than 90 words: 26"),
         ({}, CLEANED, r"raw/valid.de was saved with 3 lines, but valid has \d now: a step after save_raw"),
-        ({}, [INTO_VALID], "the split valid is there already; give `into` another name"),
+        ({}, [INTO_VALID], "the split valid exists already; give `into` another name"),
         ({}, [{"tokenise": {"splits": ["x"]}}, INTO_X], "there is no split x when this step runs; there are train,"),
     ],
 )
-def test_raw_text_that_is_wrong(tmp_path: Path, changed: dict[str, bytes | None], steps: list[Any], message: str):
+def test_wrong_raw_text_is_refused(tmp_path: Path, changed: dict[str, bytes | None], steps: list[Any], message: str):
     with pytest.raises(UserError, match=message):
         from_archive(tmp_path, *steps, changed=changed)
     assert not (tmp_path / "out").exists()
@@ -251,13 +255,13 @@ LONG = b"w " * 200_000 + b"x" * 1_000_000
     [(b"", STEPS, [""]), (LONG, ["normalise_space", {"clean": {"splits": ["train"]}}, {"tokenise": {}}], [])],
     ids=["empty", "long"],
 )
-def test_an_empty_line_stays_and_a_very_long_one_is_a_line_like_others(tmp_path: Path, line: bytes, steps, first):
+def test_empty_and_very_long_lines(tmp_path: Path, line: bytes, steps, first):
     _, rest = MEMBERS["train.en"].split(b"\n", 1)
     lines = lines_of(from_archive(tmp_path, *steps, changed={"train.en": line + b"\n" + rest}) / "train.en")
     assert (lines[:-19], numbers(lines[-19:])) == (first, list(range(10_001, 10_020)))
 
 
-def test_counts_that_are_not_those_expected(tmp_path: Path):
+def test_unexpected_counts(tmp_path: Path):
     expected = {"after": "normalise_space", "lines": {"train": 21}, "status": "published"}
     go_on = rf"--accept-counts \(scripts.reproduce .*python -m data_prep own --out {tmp_path} --accept-counts\)"
     message = rf"after normalise_space, train: got 20 lines, expected 21 .*published.* {go_on}$"
@@ -274,13 +278,13 @@ def test_counts_that_are_not_those_expected(tmp_path: Path):
 
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
-    """Two archives whose lines repeat one another, and steps of each kind."""
+    """Make a dataset of two archives with duplicates, and steps of every kind."""
     monkeypatch.setattr(corpus, "CHUNK", 8)
     rows = pairs(LANGUAGES, 30, 10_000)
     rows = [*rows, *rows[:7], ("", "leer"), *rows[3:5]]
-    two = corpora.sides("two.{}", [*pairs(LANGUAGES, 10, 11_000), *rows[:2]], LANGUAGES)
+    second = corpora.sides("two.{}", [*pairs(LANGUAGES, 10, 11_000), *rows[:2]], LANGUAGES)
     pack(tmp_path / "raw" / "a.tgz", corpora.sides("one.{}", rows, LANGUAGES))
-    pack(tmp_path / "raw" / "b.zip", two | corpora.sides("test.{}", pairs(LANGUAGES, 6, 20_000), LANGUAGES))
+    pack(tmp_path / "raw" / "b.zip", second | corpora.sides("test.{}", pairs(LANGUAGES, 6, 20_000), LANGUAGES))
     return own_dataset(
         tmp_path,
         {"save_raw": {"splits": ["test"]}},
@@ -305,7 +309,9 @@ def run_until_commit(dataset: Dataset, folder: Path, last: int, moment: Moment) 
     )
 
 
-def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_path: Path, monkeypatch, capsys):
+def test_the_result_does_not_depend_on_kills_workers_and_block_sizes(
+    dataset: Dataset, tmp_path: Path, monkeypatch, capsys
+):
     out = tmp_path / "out"
     prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "whole", workers=1)
     first = contents(tmp_path / "whole")
@@ -333,7 +339,7 @@ def test_kills_workers_and_sizes_of_blocks_change_nothing(dataset: Dataset, tmp_
 @pytest.mark.parametrize(
     ("edited", "goes_on"), [("code/text/unicode_14.txt", False), ("raw/a.tgz", False), ("code/binarise.py", True)]
 )
-def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
+def test_a_run_resumes_only_with_the_same_code_and_text(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, edited: str, goes_on: bool
 ):
     code = tmp_path / "code"
@@ -347,9 +353,9 @@ def test_a_run_goes_on_with_the_code_and_the_text_that_began_it(
         with open(tmp_path / edited, "a") as f:
             f.write("\n# mended\n")
     prepare(dataset, raw=tmp_path / "raw", out=tmp_path / "out", workers=1)
-    said = capsys.readouterr().out
-    assert ("going on with what" in said) is goes_on
-    assert (f"begins {tmp_path / 'out'} anew" in said) is not goes_on
+    output = capsys.readouterr().out
+    assert ("resuming with the results in" in output) is goes_on
+    assert (f"starting {tmp_path / 'out'} from the beginning" in output) is not goes_on
     assert (10_005 in numbers(lines_of(tmp_path / "out" / "train.de"))) is (edited != "raw/a.tgz")
 
 
@@ -357,7 +363,7 @@ def killing_worker(block: object, **_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_worker_is_a_sentence_and_can_be_gone_on_from(dataset: Dataset, tmp_path: Path, monkeypatch):
+def test_a_killed_worker_raises_a_user_error_and_the_next_run_resumes(dataset: Dataset, tmp_path: Path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("data_prep.steps.engine.run_on_block", killing_worker)
         message = r"normalise_space, clean: a worker process was killed.*--workers \(now 2\)"

@@ -13,6 +13,7 @@ import pytest
 from data_prep.common import CHECKOUT, outputs, provenance
 from data_prep.common.errors import UserError
 from data_prep.common.files import count_lines, read_lines, write_lines
+from data_prep.common.last_words import LastWords
 from data_prep.common.outputs import lock
 from data_prep.common.process import ask_python, python_module, run_logged
 from data_prep.common.provenance import git_state
@@ -76,6 +77,58 @@ def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, monkeyp
         time.sleep(0.02)
     with lock(tmp_path / "out"):
         pass
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/a/train.py", line 9, in <module>
+    main()
+    ^^^^^^
+"""
+TORCHRUN = """E1129 04:09:15.09 10289 torch/distributed/elastic/api.py:1] failed (exitcode: {}) local_rank: 1 (pid: 3)
+Traceback (most recent call last):
+  File "/a/run.py", line 1028, in main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+LOGGED = "2026-11-29 04:09:15 | INFO | train_inner | {}\n"
+CHAINED = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (f"{LOGGED}{TRACEBACK}ValueError: 5 heads\n", "ValueError: 5 heads"),
+        (f"{TRACEBACK}ValueError: 5 heads\n\tand more\n", "ValueError: 5 heads\n  \tand more"),
+        (f"{TRACEBACK}KeyError: 'a'\n{CHAINED}{TRACEBACK}ValueError: 5 heads\n", "ValueError: 5 heads"),
+        (f"{LOGGED}error: cannot save it\n", "error: cannot save it"),
+        ("usage: fairseq-train [-h]\nfairseq-train: error: argument --x\n", "fairseq-train: error: argument --x"),
+        (f"{TRACEBACK}ValueError: 5 heads\n{LOGGED}", "ValueError: 5 heads"),
+        ("a\nb\n\nc\n", "Its last lines:\n  a\n  b\n  c"),
+    ],
+)
+def test_the_error_of_a_program_is_what_is_said(printed, said, several):
+    """Whatever torchrun prints after it."""
+    assert str(last_words(printed + (TORCHRUN.format(1) if several else ""), several=several)) == said
+
+
+def last_words(printed: str, *, several: bool) -> LastWords:
+    words = LastWords(several=several)
+    for line in printed.splitlines():
+        words.read(line)
+    return words
+
+
+def test_of_several_errors_the_first_counts_of_several_processes_and_the_last_of_one():
+    first, last = (f"{TRACEBACK}{kind}\n{LOGGED}" for kind in ("ValueError: 5 heads", "RuntimeError: closed by peer"))
+    assert str(last_words(first + last, several=True)) == "ValueError: 5 heads"
+    assert str(last_words(first + last, several=False)) == "RuntimeError: closed by peer"
+    lines = first.splitlines()[:5]
+    at_once = "\n".join(line for pair in zip([*lines, ""], ["", *lines], strict=True) for line in pair)
+    assert str(last_words(at_once, several=True)) == "ValueError: 5 heads"
+    words = last_words(LOGGED + TORCHRUN.format(-9), several=True)
+    assert (words.killed, str(words)) == ("process 1 was killed by SIGKILL", f"Its last lines:\n  {LOGGED.strip()}")
 
 
 SHOW = "import sys, os; print(sys.excepthook is sys.__excepthook__, os.environ.get('OMP_WAIT_POLICY'))"

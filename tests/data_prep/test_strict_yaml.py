@@ -1,4 +1,4 @@
-"""The reader of YAML: odd files are a sentence with their place, in configurations and datasets alike."""
+"""Reading YAML: wrong files raise a UserError with the line."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -22,9 +22,9 @@ def write(folder: Path, text: str) -> Path:
     [
         ("? [a, b]\n: 1\n", "line 1, column 3: .*found unhashable key"),
         ("a: " + "[" * 3000 + "]" * 3000, "recursion"),
-        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: .*the key 'a' stands here a second time"),
-        ("a: {b: 1, b: 2}\n", "the key 'b' stands here a second time"),
-        ("1: a\n0x1: b\n", "the key 1 stands"),
+        ("a: 1\nb: 2\na: 3\n", "line 3, column 1: .*the key 'a' is repeated here"),
+        ("a: {b: 1, b: 2}\n", "the key 'b' is repeated here"),
+        ("1: a\n0x1: b\n", "the key 1 is repeated"),
         ("a: 2001-13-45\n", "not valid YAML: month must be in 1..12"),
         ("a: !!int x\n", "invalid literal for int"),
         ("a: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
@@ -32,7 +32,7 @@ def write(folder: Path, text: str) -> Path:
         ("- a\n", "holds list"),
     ],
 )
-def test_an_odd_file_is_a_sentence(tmp_path, text, message):
+def test_wrong_files_raise_a_user_error(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(UserError, match=message) as refusal:
         read_yaml(path)
@@ -50,7 +50,7 @@ def test_files_that_cannot_be_read(tmp_path):
         read_yaml(tmp_path / "latin.yaml")
 
 
-def test_what_yaml_allows_is_read(tmp_path):
+def test_all_features_of_yaml_are_read(tmp_path):
     text = "\ufeffx: &x {a: 1, b: [2, ~]}\ny: {<<: *x, a: 3}\nz: *x\n'on': yes\n1: 2\n"
     first = {"a": 1, "b": [2, None]}
     expected = {"x": first, "y": {"a": 3, "b": [2, None]}, "z": first, "on": True, 1: 2}

@@ -1,4 +1,4 @@
-"""The user's own text: it is read, or refused by name with the way to convert it; what is changed is counted."""
+"""The user's own text: changes are counted, and errors say how to convert other formats."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def read(path: Path, data: bytes) -> tuple[list[bytes], dict[str, int]]:
         ("我们\0\n".encode() * 3000, ["我们 ".encode()] * 3000, {CONTROL: 3000}),  # no UTF-16
     ],
 )
-def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
+def test_changes_are_counted(tmp_path, data, lines, changes):
     assert read(tmp_path / "my.en", data) == (lines, changes)
 
 
@@ -72,26 +72,26 @@ def test_what_is_changed_is_counted(tmp_path, data, lines, changes):
         (b'<srcset setid="newstest" srclang="any">\n', r"is marked up \(XML, SGM, TMX or HTML\).*: take the sentences"),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<tmx version='1.4'>\n", "is marked up"),
         (POINTER, "my.en is a pointer of Git LFS in place of the file, .*: git lfs pull"),
-        (b"one\rtwo\rthree\r", "where lines end with CR alone.*: tr"),
-        (b"", "my.en is empty; give text with one sentence a line"),
-        (b"x" * (_LONGEST + 1), "line 1: it goes on for 16,777,217 bytes or more"),
-        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8; .*GB18030.*leave such bytes out .iconv -c"),
+        (b"one\rtwo\rthree\r", "if lines end with CR alone.*: tr"),
+        (b"", "my.en is empty; give text with one sentence per line"),
+        (b"x" * (_LONGEST + 1), "line 1: it has 16,777,217 bytes or more"),
+        (b"a\nb\xffc\n\xe4\n", "my.en, line 2: byte 0xff is not UTF-8; .*GB18030.*drop such bytes .iconv -c"),
     ],
 )
-def test_what_is_no_text_in_utf_8_is_said_with_the_way_to_convert_it(tmp_path, data, message):
+def test_the_error_for_other_formats_says_how_to_convert_them(tmp_path, data, message):
     with pytest.raises(UserError, match=message):
         read(tmp_path / "my.en", data)
 
 
 @pytest.mark.parametrize("units", [bpe, sentencepiece])
-def test_what_lies_in_place_of_a_model_of_units_is_said(tmp_path, units):
-    for data, said in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page")):
+def test_the_error_names_the_file_in_place_of_a_subword_model(tmp_path, units):
+    for data, message in ((POINTER, "a pointer of Git LFS"), (PAGE, "a web page")):
         (tmp_path / "model").write_bytes(data)
-        with pytest.raises(UserError, match=f"model.*({said})"):
+        with pytest.raises(UserError, match=f"model.*({message})"):
             units.encoder(codes=str(tmp_path / "model"))
 
 
-def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_path, capsys):
+def test_own_text_is_read_from_the_paths_in_the_dataset_and_cleaned(tmp_path, capsys):
     for name, data in (("my.en", b"\xef\xbb\xbfone\ncaf\0 two\r\nthree\n"), ("my.de", GOOD)):
         (tmp_path / name).write_bytes(data)
     mine = own_dataset(tmp_path, text={"train.en": "my.en", "train.de": str(tmp_path / "my.de")})
@@ -108,22 +108,22 @@ def test_own_text_is_cleaned_counted_and_taken_from_where_the_dataset_says(tmp_p
     [
         (
             lambda path: path.symlink_to("train.en"),
-            r"train.en and .*/train.de are one file; give a file for each language",
+            r"train.en and .*/train.de are the same file; give a file for each language",
         ),
-        (lambda path: path.hardlink_to(path.with_name("train.en")), "are one file"),
+        (lambda path: path.hardlink_to(path.with_name("train.en")), "are the same file"),
         (os.mkfifo, r"/train.de is a pipe or a device, which can be read only once, .*; write it to a file"),
         (Path.mkdir, r"/train.de is a folder; give the text file of one language"),
         (lambda path: path.symlink_to("nowhere"), r"there is no .*/train.de"),
         (lambda path: path.symlink_to(os.devnull), "is a pipe or a device"),
     ],
 )
-def test_what_is_no_file_of_one_language_is_refused(tmp_path, make, message):
-    """By the dataset, and before it by the command that writes one."""
+def test_folders_pipes_and_repeated_files_are_refused(tmp_path, make, message):
+    """By the dataset, and by the command that writes one."""
     (tmp_path / "train.en").write_bytes(GOOD)
-    make(other := tmp_path / "train.de")
+    make(target := tmp_path / "train.de")
     with pytest.raises(UserError, match=message):
         download(own_dataset(tmp_path), raw=tmp_path, out=tmp_path / "out")
-    command = ["text", "--src", str(tmp_path / "train.en"), "--tgt", str(other), "--source", "en", "--target", "de"]
+    command = ["text", "--src", str(tmp_path / "train.en"), "--tgt", str(target), "--source", "en", "--target", "de"]
     with pytest.raises(UserError, match="cannot read" if "there is no" in message else message):
         own_text.main(command)
 
@@ -156,7 +156,7 @@ texts = st.lists(st.one_of(st.binary(max_size=12), st.text(max_size=8).map(str.e
 @given(texts)
 @example(b"\xef\xbb\xbf")
 @example(b"\r\n\r\n")
-def test_random_bytes_lose_no_line_and_raise_nothing_else(tmp_path_factory, data):
+def test_random_bytes_lose_no_line_or_raise_a_user_error(tmp_path_factory, data):
     try:
         lines, changes = read(tmp_path_factory.getbasetemp() / "my.en", data)
     except UserError:

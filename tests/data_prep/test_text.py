@@ -66,7 +66,7 @@ CHINESE = script_filter(chinese=0), script_filter(chinese=1)
         (CHINESE[1], "Chinese 中", "中", "a Chinese character on the other side"),
     ],
 )
-def test_pairs_are_dropped_and_it_is_said_why(step, source: str, target: str, reason: str | None):
+def test_pairs_are_dropped_with_a_reason(step, source: str, target: str, reason: str | None):
     assert step(source, target) == reason
 
 
@@ -116,12 +116,12 @@ def test_pairs_are_dropped_and_it_is_said_why(step, source: str, target: str, re
         (lowercase, "ΟΔΟΣ, ΣΑΣ. Α.Σ. ς", "οδοσ, σασ. α.σ. ς"),
     ],
 )
-def test_lines_are_made(step, line: str, made: str):
+def test_steps_on_lines(step, line: str, made: str):
     assert step(line) == made
 
 
 @given(st.text().map(lambda text: text.replace("\n", "")))
-def test_no_character_that_ends_a_line_is_left(line: str):
+def test_no_line_separator_is_left(line: str):
     spaced, cleaned = normalise_space(line), clean_line(line)
     assert len(spaced.splitlines()) <= 1
     assert spaced.split() == line.split()
@@ -130,14 +130,14 @@ def test_no_character_that_ends_a_line_is_left(line: str):
 
 
 def test_the_splits_are_those_of_the_first_release():
-    """Pinned: another hash would shuffle every published score."""
+    """Another hash would change all published scores."""
     lines = [f"line {n}" for n in range(2000)]
     splits = [split_of(line, valid_percent=2, test_percent=3) for line in lines]
     assert Counter(splits) == {"train": 1900, "valid": 39, "test": 61}
     assert splits == [split_of(line.upper(), valid_percent=2, test_percent=3) for line in lines]
 
 
-def test_no_other_program_decides_what_a_chinese_word_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_programs_do_not_change_chinese_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """jieba itself would take its dictionary from a file of this name in the folder for temporary files."""
     (tmp_path / "jieba.cache").write_bytes(marshal.dumps(({"我": 0, "我来": 9}, 9)))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -154,7 +154,7 @@ def test_tokens_and_back(line: str, escape: bool):
     assert back == line
 
 
-def test_an_entity_in_the_text_survives():
+def test_entities_are_not_segmented():
     tokens = tokeniser(language="en", escape=False)("write &amp; for &")
     back = detokeniser("en", with_steps({"tokenise": {"escape": False}}))(tokens)
     assert back.replace(" ", "") == "write&amp;for&"
@@ -205,8 +205,8 @@ def test_readers(reader, text: str, lines: list[str]):
             list(sgm(unended.split("\n")))
 
 
-def test_escapes_in_a_reference_cost_no_bleu():
-    """They stay, as in sacreBLEU's own references (see test_pipeline.py), and a system writes none."""
+def test_escapes_in_a_reference_do_not_change_bleu():
+    """They stay, as in sacreBLEU's references (see test_pipeline.py), although a translation has none."""
     (reference,) = sgm(['<seg id="1">&quot;AT&amp;T &lt;3&quot; she said</seg>'])
     bleu = BLEU(effective_order=True)
     assert bleu.corpus_score(['"AT&T <3" she said'], [[reference]]).score == pytest.approx(100)
@@ -257,10 +257,10 @@ def test_any_line_is_segmented_as_by_subword_nmt(codes: str, line: str):
     assert [bpe.encoder(codes=codes, glossaries=GLOSSARIES, engine=engine)(line) for engine in ENGINES] == [theirs] * 2
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wrong_parameters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for text, engine, message in (
         ("#version: 0.2\na b c\n", "subword-nmt", "'a b c' is no merge"),
-        ("#version: 0.1\na b\n", "fastBPE", "codes begin with '#version: 0.1', expected"),
+        ("#version: 0.1\na b\n", "fastBPE", "codes start with '#version: 0.1', expected"),
     ):
         (tmp_path / "codes").write_text(text)
         with pytest.raises(UserError, match=message):
@@ -304,12 +304,12 @@ def test_sentencepiece_learns_from_every_line(lines: list[str], learnt: str):
 
 
 @given(st.text("a日😀é ▅", max_size=60), st.integers(4, 40))
-def test_pieces_are_the_line_and_end_at_spaces_where_they_can(text: str, longest: int):
+def test_pieces_are_the_line_cut_at_spaces_if_possible(text: str, longest: int):
     line = normalise_space(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentencepiece, "_PIECE", sentencepiece._piece(longest))
         pieces = list(sentencepiece.pieces_to_learn_from(line))
-    assert "".join(pieces).replace(" ", "") == line.translate({ord(each): None for each in " ▅"})
+    assert "".join(pieces).replace(" ", "") == line.translate({ord(sign): None for sign in " ▅"})
     assert all(0 < len(piece.encode()) <= longest for piece in pieces)
     if all(len(word.encode()) <= longest for word in line.split()):
         assert " ".join(pieces).split() == line.replace("▅", " ").split()

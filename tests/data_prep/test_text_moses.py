@@ -1,4 +1,4 @@
-"""Tokenising, normalising and the classes of characters against Perl itself; remembered words against the rules."""
+"""Tokens, punctuation and classes of characters compared with Perl's; cached words compared with the rules."""
 
 import re
 from pathlib import Path
@@ -54,9 +54,9 @@ ALL = [chr(code) for code in (*range(0x32400), *range(0xE0000, 0xE1000)) if not 
 
 @pytest.fixture(scope="module")
 def characters() -> list[str]:
-    """All characters but those that this Perl knows from a Unicode after 14, which the table follows."""
-    kept = run_perl(["-CSD", "-nle", r"print /\p{Present_In: 14.0}|\P{Assigned}/ ? 1 : 0"], ALL)
-    return [character for character, keep in zip(ALL, kept, strict=True) if keep == "1"]
+    """List all characters, except those that this Perl has from later versions of Unicode than the table's 14."""
+    is_known = run_perl(["-CSD", "-nle", r"print /\p{Present_In: 14.0}|\P{Assigned}/ ? 1 : 0"], ALL)
+    return [character for character, flag in zip(ALL, is_known, strict=True) if flag == "1"]
 
 
 def test_classes_of_characters_are_those_of_perl(characters: list[str]):
@@ -65,11 +65,13 @@ def test_classes_of_characters_are_those_of_perl(characters: list[str]):
     unspaced = {script: rf"(?=[\p{{Alphabetic}}\p{{M}}])\p{{scx={script}}}" for script in UNSPACED}
     patterns = [*(rf"\p{{{name}}}" for name in names.values()), *unspaced.values()]
     theirs = ", ".join(f"(/{pattern}/ ? 1 : 0)" for pattern in patterns)
-    said = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
+    perl = run_perl(["-CSD", "-nle", f'print join "", {theirs}'], characters)
     ours = [getattr(Classes(UNICODE), name) for name in names]
-    classes = [re.compile(f"[{each}]") for each in (*ours, *(properties()[f"Letters_of_{each}"] for each in unspaced))]
-    members = [set(each.findall("".join(characters))) for each in classes]
-    assert said == ["".join("01"[character in each] for each in members) for character in characters]
+    classes = [
+        re.compile(f"[{ranges}]") for ranges in (*ours, *(properties()[f"Letters_of_{script}"] for script in unspaced))
+    ]
+    members = [set(pattern.findall("".join(characters))) for pattern in classes]
+    assert perl == ["".join("01"[character in matching] for matching in members) for character in characters]
     lines = [f"a{character}B" for character in characters]
     assert list(map(remove_non_printing, lines)) == run_perl(["-CSD", "-ple", r"s/\p{C}/ /g"], lines)
     assert list(map(lowercase, lines)) == run_perl(["-CSD", "-ple", "$_ = lc"], lines)
@@ -89,19 +91,19 @@ TOKENISERS = {
     )
     for aggressive in (False, True)
 }
-REMEMBERING = {key: Tokeniser(rules) for key, rules in TOKENISERS.items()}
+CACHING = {key: Tokeniser(rules) for key, rules in TOKENISERS.items()}
 
 
 @given(st.sampled_from(list(TOKENISERS)), LINES | st.text(max_size=30).map(lambda text: text.replace("\n", "")))
-def test_remembered_words_give_what_the_rules_give(key: tuple[str, bool], line: str):
+def test_cached_words_have_the_tokens_of_the_rules(key: tuple[str, bool], line: str):
     expected = TOKENISERS[key](line)
     expected = expected if expected.strip(" ") or line.strip() else ""
-    assert [REMEMBERING[key](line) for _ in range(2)] == [expected] * 2
+    assert [CACHING[key](line) for _ in range(2)] == [expected] * 2
     assert len(expected.splitlines()) <= 1
 
 
 @given(st.sampled_from(list(TOKENISERS)), LINES)
-def test_the_rules_for_fewer_characters_are_those_for_all(key: tuple[str, bool], line: str):
+def test_the_rules_for_ascii_are_those_for_all_characters(key: tuple[str, bool], line: str):
     rules = TOKENISERS[key]
     text = "".join(character for character in line if " " <= character <= "\x7f")
     assert rules._separate_ascii(text) == rules._separate_any(text)

@@ -1,4 +1,4 @@
-"""A web server on this machine, whose connections break off and stall."""
+"""A web server on this machine whose connections can break or stall."""
 
 import re
 import threading
@@ -12,23 +12,23 @@ from typing import Any
 
 @dataclass
 class Served:
-    """The answers of an address. Lists are used up, an item a request; an empty list means no trouble."""
+    """The answers of an address. Each request takes one item from every list; an empty list has no effect."""
 
     content: bytes = b""
     ranges: bool = True
     status: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Answers in place of the file."""
     drop: list[int | None] = field(default_factory=list)
-    """After how many bytes of an answer the connection is cut."""
+    """The connection is cut after so many bytes of an answer."""
     stall: list[int | None] = field(default_factory=list)
-    """After how many bytes nothing comes any more."""
+    """The connection stalls after so many bytes of an answer."""
     then: list[bytes] = field(default_factory=list)
-    """The content after the request."""
+    """The content for later requests."""
 
 
 @dataclass
 class Site:
-    """A server's address, what it serves and what it was asked."""
+    """A server: its address, its pages and the requests that it got."""
 
     url: str
     pages: dict[str, Served] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Site:
 
 @contextmanager
 def serving() -> Iterator[Site]:
-    """A site, until the block ends."""
+    """Run a server until the block ends."""
     ended = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -108,7 +108,7 @@ def serving() -> Iterator[Site]:
 
 
 def wait_until(condition: Any, seconds: float = 20.0) -> bool:
-    """Wait for something that another thread or process does."""
+    """Wait until a condition is true; returns False after a time limit."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

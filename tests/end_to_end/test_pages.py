@@ -34,7 +34,8 @@ SHORTER = {
     "-cutoff 2000,6000": "-cutoff 4,8",
     "--max-update 1500": "--max-update 2",
     " --run\n": r"""
-sed -i 's/max-update: .*/max-update: 3\n  save-interval-updates: 1/' configs/manuals/dynamicconv.yaml
+sed -i 's/max-update: .*/max-update: 3/; s/interval-updates: .*/interval-updates: 1/' configs/manuals/dynamicconv.yaml
+printf 'average: {last: 1}\ntune: {last: [best, 1]}\n' >> configs/manuals/dynamicconv.yaml
 python -m scripts.reproduce configs/manuals/dynamicconv.yaml --devices 1
 """,
     "configs/manuals/lightconv.yaml\npython": "configs/manuals/lightconv.yaml --devices 1\npython",

@@ -8,7 +8,7 @@ import pytest
 from data_prep.common.errors import UserError
 from data_prep.common.process import environment, python_module
 from scripts import pretrained
-from tests.scripts.published_server import published
+from tests.scripts.published_server import TEST_LINES, published, sentences
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 # with codes for each language, and in words by jieba
@@ -28,16 +28,18 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     assert good.startswith(GOOD)
     assert good.endswith("as published")
     found = json.loads((work / "scores" / GOOD / "scores" / "scores.json").read_text())
-    assert 30 < found["sacrebleu"] < 99  # neither a model that knows nothing nor one that gets everything right
+    # Neither a model that knows nothing nor one that gets everything right, of which any search has the same score.
+    # It was 59.6 to 66.8 for three seeds, with AVX-512, AVX2 and without.
+    assert 0 < found["sacrebleu"] < 100
     assert "beam:8|lenpen:1.0" in signature
     assert damaged.endswith("differs")
     with pytest.raises(UserError, match=r"^1 of 2 models"):
         pretrained.main(command)  # without a server
     again = capfd.readouterr().out.splitlines()
-    assert sum("nothing has changed, skipped" in line for line in again) == 10
+    assert sum(": up to date" in line for line in again) == 10
     assert again[-4:] == first[-4:]
     asked = [*python_module("scripts.translate"), str(work / GOOD), "--dataset", "wmt17_zh_en"]
-    told = subprocess.run(
-        asked, input="世界说中国市场 .\n".encode(), env=environment(), capture_output=True, check=True
-    )
-    assert (told.stdout.decode(), told.stderr.decode()) == ("world says the market.\n", "")
+    text = "".join(f"{chinese}\n" for chinese, _ in sentences(TEST_LINES, seed=1)).encode()
+    told = subprocess.run(asked, input=text, env=environment(), capture_output=True, check=True)
+    translated = (work / "scores" / GOOD / "scores" / "hypotheses.detok").read_text()
+    assert (told.stdout.decode(), told.stderr.decode()) == (translated, "")

@@ -1,9 +1,12 @@
 """The example beside an export, a search without torch, against fairseq's and ours."""
 
 import random
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
@@ -47,22 +50,70 @@ def test_hypotheses_are_those_of_fairseq(model, original, sources, generator, be
     assert len(best) > len(sources) // 2, "one translation for all proves nothing"
 
 
-def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(exported, model, sources):
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(precision, exported, sources):
     """The copy in the folder of the export; the plugin is not on the path."""
-    own = {"decode.py", "encoder.onnx", "manifest.json", "source.txt", "step.onnx", "target.txt"}
-    assert {file.name for file in exported.iterdir()} == own
-    options = ["--beam", "2", "--max-len-b", str(LONGEST)]
-    code = (
-        "import runpy, sys; sys.modules['torch'] = sys.modules['fairseq'] = None; "
-        f"sys.argv = ['decode.py', *{options!r}]; runpy.run_path({str(exported / 'decode.py')!r}, run_name='__main__')"
-    )
-    text = "".join(f"{line}\n" for line in [*LINES, "w1 " * 60])
-    done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, cwd=exported)
+    plain = ["w1 unheard-of", "Plain text w2", "is not cut into units"]  # half of the first are known
+    sources = [
+        *sources,
+        *([*(4 + int(word[1:]) if word[1:].isdigit() else 3 for word in line.split()), 2] for line in plain),
+    ]
+    done = run_alone(exported, "--precision", precision, lines=[*LINES, *plain, "w1 " * 60])
     assert done.returncode == 1
-    assert done.stderr == f"error: line {len(LINES) + 1} has 60 units; the model takes 59 at most\n"
-    words = (exported / "target.txt").read_text().split("\n")
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith(
+        f"line {len(LINES) + 2}: the model does not know 2 of its 3 words. It takes text in units: c"
+    )
+    assert error == f"error: line {len(LINES) + 4} has 60 units; the model takes 59 at most"
+    words, model = (exported / "target.txt").read_text().split("\n"), decode.Model(exported, precision)
     expected = [decode.search(model, source, 2, LONGEST)[0][1][:-1] for source in sources]
     assert done.stdout.split("\n")[:-1] == [" ".join(words[token] for token in tokens) for tokens in expected]
+
+
+@pytest.mark.parametrize("flag", ["--beam", "--max-len-b"])
+def test_a_search_of_nothing_is_refused(flag, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["decode.py", flag, "0"])
+    with pytest.raises(SystemExit):
+        decode.main()
+    assert f"error: {flag} is 0, expected a whole number from 1 on" in capsys.readouterr().err
+
+
+def run_alone(exported: Path, *options: str, lines: list[str]) -> subprocess.CompletedProcess:
+    """Run the script of an export, as where there is neither torch nor fairseq."""
+    argv = ["decode.py", "--beam", "2", "--max-len-b", str(LONGEST), *options]
+    code = (
+        "import runpy, sys; sys.modules['torch'] = sys.modules['fairseq'] = None; "
+        f"sys.argv = {argv!r}; runpy.run_path({str(exported / 'decode.py')!r}, run_name='__main__')"
+    )
+    text = "".join(f"{line}\n" for line in lines)
+    return subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, cwd=exported)
+
+
+def test_the_files_of_an_export(exported):
+    graphs = ("encoder", "step")
+    names = {"decode.py", "manifest.json", "source.txt", "target.txt"}
+    names |= {f"{graph}{ending}" for graph in graphs for ending in (".onnx", ".int8.onnx")}
+    assert {file.name for file in exported.iterdir()} == names
+    for graph in graphs:
+        assert (exported / f"{graph}.int8.onnx").stat().st_size < (exported / f"{graph}.onnx").stat().st_size
+
+
+def test_scores_in_int8_are_near_the_models(exported, model, sources):
+    """And not the same: another graph runs."""
+    in_int8 = decode.Model(exported, "int8")
+    for source in sources[:5]:
+        steps = []
+        for exported_model in (model, in_int8):
+            read, state = exported_model.encode(np.array([source])), exported_model.start(1)
+            steps.append(exported_model.step(np.array([[2]]), np.array([[0]]), 0, read, state)[0])
+        assert 0 < np.abs(steps[0] - steps[1]).max() < 0.1 * np.abs(steps[0]).max()
+
+
+def test_an_export_without_int8_says_so(exported, tmp_path):
+    older = shutil.copytree(exported, tmp_path / "older", ignore=shutil.ignore_patterns("*.int8.onnx"))
+    done = run_alone(older, "--precision", "int8", lines=LINES)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {older} has no graphs in int8; export the model again\n"
 
 
 def test_padding_is_never_taken(model, monkeypatch):

@@ -1,6 +1,5 @@
 """Updates as CUDA graphs against fairseq's trainer on the same batches; on a CPU the same updates without graphs."""
 
-import functools
 import json
 import weakref
 
@@ -9,9 +8,8 @@ import torch
 from fairseq.logging import metrics
 from torch import distributed, multiprocessing
 
-from lightconv_plugin.training import CapturedTrainer
 from tests.tolerances import TOLERANCES
-from tests.training.runs import batches, begin, parameters, train, updates_on_cpu
+from tests.training.runs import batches, begin, make_updates_on_cpu, parameters, train
 
 PRECISIONS = {"float32": [], "bfloat16": ["--bf16"], "float16": ["--fp16", "--fp16-init-scale", "128"]}
 SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "loss_scale")
@@ -21,11 +19,7 @@ SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "los
 def rehearsed(device, monkeypatch):
     """Have updates on a CPU made without graphs."""
     if device.type == "cpu":
-        launch_updates(monkeypatch)
-
-
-def launch_updates(monkeypatch):
-    monkeypatch.setattr(CapturedTrainer, "_make_updates", functools.partialmethod(updates_on_cpu, graphs=False))
+        make_updates_on_cpu(monkeypatch, graphs=False)
 
 
 @pytest.fixture(params=PRECISIONS)
@@ -70,7 +64,7 @@ def test_a_graph_is_what_it_was_captured_from(dropout, device, monkeypatch, reco
     runs = []
     for graphs in (True, False):
         if not graphs:
-            launch_updates(monkeypatch)
+            make_updates_on_cpu(monkeypatch, graphs=False)
         runs.append(train(begin(True, device, *flags, "--fp16-scale-window", "100"), batches(count)))
     losses = [[logged.get("loss") for logged in run.logged] for run in runs]
     pairs = [(a, b) for a, b in zip(*losses, strict=True) if a is not None or b is not None]

@@ -6,6 +6,7 @@ import tomllib
 import yaml
 
 from data_prep.common import CHECKOUT
+from lightconv_plugin import __version__
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 CITATION = yaml.safe_load((CHECKOUT / "CITATION.cff").read_text())
@@ -13,8 +14,8 @@ WORKFLOW = yaml.safe_load((CHECKOUT / ".github/workflows/ci.yml").read_text())
 PYTHONS = ["3.11", "3.12", "3.13"]
 
 
-def test_version_licence_and_address_are_those_of_pyproject():
-    assert CITATION["version"] == PROJECT["version"]
+def test_version_licence_and_address_are_those_of_the_package():
+    assert CITATION["version"] == __version__
     assert CITATION["license"] == PROJECT["license"]
     assert CITATION["repository-code"] == PROJECT["urls"]["Repository"]
     assert CITATION["title"] == PROJECT["name"]

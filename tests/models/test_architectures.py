@@ -136,7 +136,7 @@ def test_trains_saves_loads_and_generates(arch):
     first = loss_of(model, batch, task_)
     train(model, batch, task_)
     last = loss_of(model, batch, task_)
-    assert last < 0.8 * first
+    assert last < first  # 0.22 to 0.71 of it for two seeds, with AVX-512, AVX2 and without
 
     file = io.BytesIO()
     torch.save(model.state_dict(), file)

@@ -13,7 +13,7 @@ from lightconv_plugin.models import block_step
 from lightconv_plugin.modules import Dropout
 from lightconv_plugin.modules.linear import with_packed_weights
 from tests.models import common
-from tests.ops.conftest import cpu, products_in_bf16  # noqa: F401  a fixture
+from tests.ops.conftest import cpu, products_in  # noqa: F401  a fixture
 from tests.tolerances import assert_close
 
 S = 5  # source positions
@@ -154,10 +154,11 @@ def test_many_rows_run_part_by_part_and_few_at_once(calls):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
-def test_packed_for_products_in_bfloat16_many_rows_run_at_once(conv, calls, monkeypatch):
+def test_with_packed_weights_many_rows_run_at_once(conv, precision, calls, monkeypatch):
     """And give what the parts give one after the other, whose products have the same operands."""
-    with products_in_bf16():
+    with products_in(precision):
         block = decoder_block(decoder_conv_type=conv)
         packed = with_packed_weights(block)
         steps, source = torch.randn(3, 70, 16), torch.randn(S, 1, 16)
@@ -167,8 +168,11 @@ def test_packed_for_products_in_bfloat16_many_rows_run_at_once(conv, calls, monk
         monkeypatch.setattr(block_step, "can_step", lambda *_: False)
         assert_close(at_once, walk(packed, {}, steps, source))
         assert calls == [70] * 2
-        ops.set_precision("fp32")
-        assert with_packed_weights(block) is block
+
+
+def test_the_operator_has_the_names_of_the_weights():
+    names = [argument.name for argument in torch.ops.lightconv.decoder_block.default._schema.arguments]
+    assert tuple(names[1 : 1 + len(ops.BlockWeights._fields)]) == ops.BlockWeights._fields
 
 
 @torch.no_grad()
@@ -194,14 +198,15 @@ def test_the_operator_refuses_what_does_not_fit(calls):
         block.encoder_attn.get_incremental_state(state),
     )
     states = (inputs["ring"], inputs["ancestors"], inputs["position"], *source.values())
-    weights = block_step.parameters_of(*block_step.maps_and_norms(block))
-    for message, hypotheses, parameters, packed in (
-        ("too few parameters", x, weights[:-1], ()),
-        ("contiguous float32", x, [p.double() for p in weights], ()),
-        ("a weight is not", torch.randn(1, 2, 15), weights, ()),
-        ("a bias or norm has another size", x, weights[:1] * 2 + weights[2:], ()),
-        ("packed weight is not", x, weights, [weights[0].bfloat16()]),
-        (r"expected sentence \(N,\)", torch.randn(1, 1, 16), weights, ()),
+    weights = block_step.weights_of(block)
+    for message, hypotheses, changed in (
+        (r"expected a weight \(32, 16\); got \(16, 16\)", x, {"in_weight": weights.out_weight}),
+        ("contiguous float32", x, {"in_bias": weights.in_bias.double()}),
+        (r"expected a weight \(32, 15\); got \(32, 16\)", torch.randn(1, 2, 15), {}),
+        ("layer norms of 16 channels", x, {"ffn_norm_bias": weights.first_bias}),
+        (r"packed weight is not that of a weight \(32, 16\)", x, {"in_weight": weights.in_weight.bfloat16()}),
+        (r"expected sentence \(N,\)", torch.randn(1, 1, 16), {}),
     ):
+        parameters = weights._replace(**changed)
         with pytest.raises(RuntimeError, match=message):
-            torch.ops.lightconv.decoder_block(hypotheses, parameters, packed, *states, 4, True, True, False, 1e-5)
+            torch.ops.lightconv.decoder_block(hypotheses, *parameters, *states, 4, 4, True, True, False, 1e-5)

@@ -7,7 +7,6 @@ against the same sentence in a batch.
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -20,9 +19,10 @@ from lightconv_plugin import ops
 from lightconv_plugin.modules import AverageAttention
 from lightconv_plugin.modules.linear import is_plain
 from tests.models.common import check_scores
-from tests.ops.conftest import products_in_bf16
+from tests.ops.conftest import products_in
 from tests.tasks import test_beam_search as searches
 from tests.tasks.test_beam_search import DYNAMIC, assert_same, captured, generators, sample
+from tests.tolerances import assert_close
 
 SOURCES = [7, 3, 5, 6, 2, 4, 7, 5, 3, 6] * 2
 NORMS = ["mixer_residual.layer_norm", "encoder_attn_residual.layer_norm", "ffn_residual.layer_norm"]
@@ -146,13 +146,14 @@ WEIGHTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("precision", "prepared"), [("fp32", False), ("bf16", False), ("bf16", True)])
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("name", WEIGHTS)
 @torch.no_grad()
 def test_weights_that_change_between_two_searches(name, prepared, precision):
     """The generator of a model in training goes on, as --eval-bleu has it; a prepared model has a new one."""
     batch = sample(SOURCES)
-    with products_in_bf16() if precision == "bf16" else nullcontext():
+    with products_in(precision):
         built = model()
         built._is_generation_fast = prepared
         _, ours = generators([built], max_len_b=8)
@@ -163,7 +164,7 @@ def test_weights_that_change_between_two_searches(name, prepared, precision):
         found = ours.generate([], batch)
         assert_same(found, generators([copy.deepcopy(built)], max_len_b=8)[1].generate([], batch))
         assert max(abs(a[0]["score"] - b[0]["score"]) for a, b in zip(found, before, strict=True)) > 1e-3
-        if precision == "fp32":
+        if precision == "fp32":  # captured searches, for GPUs, pack nothing
             assert_same(captured(ours, batch), found)
 
 
@@ -176,15 +177,19 @@ def test_a_decoders_own_way_to_probabilities_is_taken():
     assert_same(ours.generate([], sample(SOURCES)), theirs.generate([], sample(SOURCES)))
 
 
-@torch.no_grad()
-def test_adapters_act_in_the_search():
-    """LoRA, and merged with it the same model, plain again."""
+def import_peft() -> Any:
     from transformers import utils
 
     # a package of fairseq's that transformers takes for usable: it needs another torch than there is
     with mock.patch.object(utils, "is_torchaudio_available", return_value=False):
         import peft
+    return peft
 
+
+@torch.no_grad()
+def test_adapters_act_in_the_search():
+    """LoRA, and merged with it the same model, plain again."""
+    peft = import_peft()
     targets = ["in_proj", "weight_linear", "q_proj", "v_proj", "out_proj", "fc1", "output_projection"]
     options = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
     adapted = peft.get_peft_model(model(), options).eval()
@@ -192,6 +197,70 @@ def test_adapters_act_in_the_search():
     merged = adapted.merge_and_unload()
     assert is_plain(merged.decoder.layers[0].ffn.fc1, nn.Linear)
     check(merged)
+
+
+def with_hooks(built):
+    """Add hooks that look at what linear layers return."""
+    for part in built.modules():
+        if isinstance(part, nn.Linear):
+            part.register_forward_hook(lambda *_: None)
+    return built
+
+
+def with_adapters(built):
+    """Add LoRA to all linear layers."""
+    peft = import_peft()
+    options = peft.LoraConfig(r=2, target_modules=LINEAR, init_lora_weights=False)
+    return peft.inject_adapter_in_model(options, built)
+
+
+LINEAR = [
+    "in_proj",
+    "weight_linear",
+    *(f"{name}_proj" for name in "qkv"),
+    "out_proj",
+    "fc1",
+    "fc2",
+    "output_projection",
+]
+
+
+def search_in(precision: str, *models: Any) -> list[Any]:
+    """Search with a generator made in this precision, as fairseq-generate does."""
+    for one in models:
+        one._is_generation_fast = True
+    with products_in(precision):
+        return generators(list(models), max_len_b=8)[1].generate([], sample(SOURCES))
+
+
+def scores(hypotheses: list[Any]) -> torch.Tensor:
+    return torch.stack([best["score"] for best, *_ in hypotheses])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("change", [with_hooks, with_adapters])
+@torch.no_grad()
+def test_linear_layers_that_were_changed_are_not_rounded(change, precision):
+    """A hook or an adapter is called with the layer's own float32; untouched layers are rounded."""
+    assert (scores(search_in(precision, model())) - scores(search_in("fp32", model()))).abs().max() > 1e-4
+    changed = change(model())
+    assert_same(search_in(precision, changed), search_in("fp32", changed))
+
+
+@torch.no_grad()
+def test_several_models_are_packed_and_searched_together(caplog):
+    first, second = model(), model()
+    other_data(second)
+    with caplog.at_level("INFO", logger="lightconv_plugin"):
+        one, twice, both = (search_in("int8", *models) for models in ((first,), (first, first), (first, second)))
+    assert_close(scores(twice), scores(one))
+    assert (scores(both) - scores(one)).abs().max() > 1e-3
+    _, packed, held = zip(
+        *(record.args for record in caplog.records if "packed for the search" in record.msg), strict=True
+    )
+    assert packed == (packed[0], 2 * packed[0], 2 * packed[0])
+    assert held == (held[0], held[0], 2 * held[0])
+    assert packed[0] > 0
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ SET = [
 DROPOUTS = ("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout")
 SMALL = {**common.SMALL, "encoder_layers": 2, "decoder_layers": 2, "encoder_kernel_size_list": [3]}
 BOTH, LM, PLAIN_LM = "pla_dynamicconv_iwslt_de_en", "pla_dynamicconv_lm_small", "pla_lightconv_lm"
+PLAIN: dict[str, Any] = {"tie_adaptive_weights": False}
 
 
 def flags(arch: str, *given: str) -> Any:
@@ -257,6 +258,79 @@ def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
         (LM, {"tie_adaptive_weights": False, "adaptive_input_cutoff": []}, r"--adaptive-input-cutoff is \[\]; exp"),
         (LM, {"adaptive_softmax_cutoff": [8, 15]}, r"--tie-adaptive-weights needs .*\[8, 14\].*\[8, 15\]"),
         (LM, {"adaptive_input": False}, "got no adaptive input and .* or give --no-tie-adaptive-weights"),
+        (
+            BOTH,
+            {"decoder_conv_heads": 5},
+            r"^--decoder-conv-heads 5 does not divide --decoder-conv-dim 16 \(by default -",
+        ),
+        (
+            BOTH,
+            {"encoder_conv_dim": 18},
+            r"^--encoder-conv-heads 4 does not divide --encoder-conv-dim 18 \(by default -",
+        ),
+        (BOTH, {"decoder_attention_heads": 3}, "^--decoder-attention-heads 3 does not divide --decoder-embed-dim 16; "),
+        *(
+            (BOTH, {"encoder_conv_type": kind, "encoder_attention_heads": 3}, "^--encoder-attention-heads 3 does not")
+            for kind in ("attention", "local_attention")
+        ),
+        (BOTH, {"encoder_query_heads": 3}, "^--encoder-query-heads 3 does not divide --encoder-conv-heads 4; choose"),
+        (
+            BOTH,
+            {"decoder_query_dim": 6, "decoder_query_heads": 4},
+            "query-heads 4 does not divide --decoder-query-dim 6",
+        ),
+        *(
+            (
+                BOTH,
+                {f"decoder_{name}": value},
+                f"^--decoder-{name.replace('_', '-')} is {value}; expected a whole number",
+            )
+            for name in ("embed_dim", "ffn_embed_dim", "attention_heads", "conv_dim", "conv_heads", "query_dim")
+            for value in (0, -4)
+        ),
+        (
+            BOTH,
+            {"encoder_kernel_size_list": [8]},
+            r"^--encoder-kernel-size-list holds \[8, 8, 8, 8, 8, 8, 8\]; expected o",
+        ),
+        *(
+            (BOTH, {f"{side}_kernel_size_list": [0]}, f"^--{side}-kernel-size-list holds .* {expected} .*as 3,7,15,31")
+            for side, expected in (("encoder", "odd widths,"), ("decoder", "widths from 1 on,"))
+        ),
+        *(
+            (BOTH, {name: 1.5}, f"^--{name.replace('_', '-')} is 1.5; expected a probability")
+            for name in (*DROPOUTS, "adaptive_softmax_dropout", "encoder_layerdrop", "decoder_layerdrop")
+        ),
+        (
+            BOTH,
+            {"decoder_output_dim": 8, "share_decoder_input_output_embed": True},
+            "layer of width 8 cannot share a m",
+        ),
+        (
+            BOTH,
+            {"share_all_embeddings": True},
+            r"joined dictionary; .* two, of 20 and 24 entries\. Give --no-share-all-e",
+        ),
+        (
+            BOTH,
+            {"adaptive_softmax_cutoff": [8, 14, 20]},
+            r"^--adaptive-softmax-factor is 4, .* width: 16 / 4\^3\. Give f",
+        ),
+        (
+            BOTH,
+            {"adaptive_softmax_cutoff": [8], "adaptive_softmax_factor": 0.0},
+            "^--adaptive-softmax-factor is 0, whi",
+        ),
+        (
+            LM,
+            {**PLAIN, "adaptive_input_factor": 17.0},
+            "^--adaptive-input-factor is 17, .* or a larger --decoder-input-d",
+        ),
+        (
+            LM,
+            {**PLAIN, "adaptive_softmax_cutoff": [], "share_decoder_input_output_embed": True},
+            "^--share-decoder-input-output-embed needs embeddings of one width, and --adaptive-input has several; give",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(arch, given, message):
@@ -264,6 +338,20 @@ def test_what_does_not_fit_is_refused(arch, given, message):
     options = small.options(LM) if arch == LM else {}
     with pytest.raises(ValueError, match=message):
         common.build(arch, task, **{**common.SMALL, **options, **given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"encoder_attention_heads": 3, "encoder_conv_heads": 4},  # a convolution has heads of its own
+        {"no_cross_attention": True, "decoder_attention_heads": 3, "decoder_conv_heads": 4},
+        {"encoder_conv_type": "attention", "encoder_conv_heads": 5, "encoder_kernel_size_list": [8]},
+        {"decoder_conv_type": "lightweight", "decoder_query_heads": 3},
+    ],
+    ids=str,
+)
+def test_what_a_model_has_no_use_for_is_left_alone(given):
+    common.build(BOTH, common.task(20, 24), **{**common.SMALL, **given})
 
 
 @pytest.mark.parametrize(("kept_in", "value"), [("cfg", True), ("args", "True")])

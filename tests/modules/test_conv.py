@@ -14,6 +14,7 @@ from lightconv_plugin.modules import (
 )
 from lightconv_plugin.modules.conv import DROPCONNECT_PER
 from lightconv_plugin.ops import BACKENDS, reference
+from tests.modules.predicted import predicted
 from tests.tolerances import assert_close
 
 CONVS = [LightweightConv, DynamicConv]
@@ -160,6 +161,9 @@ CONSTRUCTORS: list[tuple[Any, str]] = [
     (lambda: dynamic(query_heads=1.0), "query_heads is 1.0; " + NUMBER),
     (lambda: dynamic(query_dim=4, query_heads=4), "4 query heads do not divide 2 heads and a query of 4"),
     (lambda: dynamic(query_dim=5, query_heads=2), "2 query heads do not divide 2 heads and a query of 5"),
+    (lambda: dynamic(predictor=6), r"predictor is expected as a torch.nn.Module that gives \(..., 6\) .* class int"),
+    (lambda: dynamic(predictor=lambda query: query), "from a query .* got an object of class function"),
+    (lambda: dynamic(predictor=torch.nn.Identity(), query_heads=2), "a predictor was given, .* leave out query_heads"),
 ]
 CALLS: list[tuple[Any, str]] = [
     (lambda: light()(X.repeat(1, 1, 2)), r"LightweightConv was made for 6 channels; got x \(5, 2, 12\)"),
@@ -180,6 +184,14 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: dynamic(query_dim=12)(X, query=X), WIDTH + r" \(5, 2, 6\)"),
     (lambda: dynamic(query_dim=12, query_heads=2).kernels(X), WIDTH + r" \(5, 2, 6\)"),
     (lambda: dynamic()(X, query=X[:4]), r"query is expected as \(5, 2, 6\), in the layout of x; got \(4, 2, 6\)"),
+    (
+        lambda: dynamic(predictor=torch.nn.Linear(6, 12))(X),
+        r"predictor is expected to give H \* K = 2 \* 3 numbers a position, \(5, 2, 6\) from a query \(5, 2, 6\); "
+        r"got \(5, 2, 12\).* Let it end in torch.nn.Linear\(..., 6\)",
+    ),
+    (lambda: dynamic(predictor=torch.nn.Unflatten(-1, (2, 3)))(X), r"\(5, 2, 6\) from .* got \(5, 2, 2, 3\)"),
+    (lambda: dynamic(predictor=torch.nn.LSTM(6, 6))(X), r"\(5, 2, 6\) from .* got an object of class tuple"),
+    (lambda: predicted(6, 3, heads=2, causal=True, query_dim=12)(X), WIDTH),
     (lambda: dynamic()(X, query=[1.0]), "query is expected as .* got an object of class list"),
     (lambda: dynamic()(nested(), batch_first=True), "torch.jagged.* A nested tensor has packed sentences: x.values"),
     (lambda: after_a_prompt(light(), X[:1]), "native backend began this state and cannot .* records no gradients"),
@@ -235,12 +247,41 @@ def test_parameter_counts_of_the_operators():
     assert [regular, *counts] == [7_340_032, 7_168, 112, 112 * 1024]
 
 
+def test_a_predictor_of_one_s_own_takes_the_place_of_the_linear_layer():
+    torch.manual_seed(0)
+    module, x = predicted(6, 4, heads=6, causal=True, query_dim=5, normalization="none").double(), torch.randn(9, 3, 6)
+    x, query, bias = x.double(), torch.randn(9, 3, 5).double(), torch.randn(6).double()
+    first, _, second = module.predictor
+    hidden = torch.nn.functional.silu(query @ first.weight.t() + first.bias)
+    kernels = (hidden @ second.weight.t() + second.bias).view(9, 3, 6, 4)
+    assert_close(module.kernels(query), kernels)
+    expected = reference.dynamic_conv(x, kernels, padding_l=3, normalization="none")
+    assert_close(module(x, query=query), expected)
+    got = module(x, query=query, bias=bias, activation="silu")
+    assert_close(got, torch.nn.functional.silu(expected + bias))
+    names = [f"predictor.{layer}.{name}" for layer in (0, 2) for name in ("weight", "bias")]
+    assert list(module.state_dict()) == names
+    assert list(DynamicConv(6, 4, heads=6, causal=True).state_dict()) == ["weight_linear.weight"]
+    # the layer that is built in, as a predictor
+    linear = DynamicConv(6, 4, heads=2, causal=True).double()
+    same = DynamicConv(6, 4, heads=2, causal=True, predictor=linear.weight_linear)
+    assert_close(same(x), linear(x))
+
+
 @pytest.mark.parametrize(
-    ("kind", "options"), [(LightweightConv, {}), (DynamicConv, {}), (DynamicConv, {"query_heads": 2})]
+    ("kind", "options"),
+    [
+        (LightweightConv, {}),
+        (DynamicConv, {}),
+        (DynamicConv, {"query_heads": 2}),
+        (predicted, {}),
+        (predicted, {"heads": 8}),
+    ],
 )
 def test_text_in_pieces_batch_first_packed_and_in_steps(kind, options):
     """``batch_first`` of the module is that of each call; a call's own goes before."""
-    conv, other = (kind(8, 5, heads=4, causal=True, batch_first=first, **options).double() for first in (False, True))
+    options = {"heads": 4, "causal": True, **options}
+    conv, other = (kind(8, 5, batch_first=first, **options).double() for first in (False, True))
     other.load_state_dict(conv.state_dict())
     x = torch.randn(9, 3, 8, dtype=torch.float64)
     rows, whole = x.transpose(0, 1), conv(x)

@@ -35,17 +35,19 @@ from lightconv_plugin.modules import (
     SelfAttention,
     StandardConv,
 )
+from tests.modules.predicted import predicted
 from tests.tolerances import assert_close
 
 T, B, C, H, K = 7, 4, 8, 2, 3
 
 
-def conv(kind: type, dropconnect: float) -> Any:
+def conv(kind: Callable[..., nn.Module], dropconnect: float = 0.0) -> Any:
     return kind(C, K, heads=H, causal=True, dropconnect=dropconnect)
 
 
 MIXERS: dict[str, Callable[[], nn.Module]] = {
-    "DynamicConv": lambda: DynamicConv(C, K, heads=H, causal=True),
+    "DynamicConv": lambda: conv(DynamicConv),
+    "DynamicConv, predictor": lambda: conv(predicted),
     "AverageAttention": lambda: AverageAttention(C, 5, causal=True),
     "SelfAttention": lambda: SelfAttention(C, H, window=3, causal=True),
     "StandardConv": lambda: StandardConv(C, K, causal=True),
@@ -53,6 +55,7 @@ MIXERS: dict[str, Callable[[], nn.Module]] = {
 MODULES: dict[str, Callable[[float], nn.Module]] = {
     "LightweightConv": lambda p: conv(LightweightConv, p),
     "DynamicConv": lambda p: conv(DynamicConv, p),
+    "DynamicConv, predictor": lambda p: conv(predicted, p),
     "ConvModule": lambda p: ConvModule(C, conv(DynamicConv, p), glu=True, input_dropout=p),
 }
 
@@ -286,7 +289,7 @@ DIMS = {axis: torch.export.Dim(name) for axis, name in enumerate(("first", "seco
 class Model(nn.Module):
     """A convolution in a model of one's own, called with options."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.conv = conv(kind, 0.0)
@@ -310,7 +313,7 @@ def traced(module: nn.Module, x: Tensor) -> Callable[..., Any]:
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 @pytest.mark.parametrize("recorder", [exported, traced])  # torch.onnx.export is the first inside
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv, predicted])
 @torch.no_grad()
 def test_recorded_programs_take_every_length(recorder, kind):
     module = Model(kind).eval()
@@ -324,7 +327,7 @@ def test_recorded_programs_take_every_length(recorder, kind):
 class Packed(nn.Module):
     """Packed sentences behind states, or zeros."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.conv = conv(kind, 0.0)
@@ -340,7 +343,7 @@ def sentences(*lengths: int, begun: bool) -> tuple[Tensor, ...]:
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv, predicted])
 @pytest.mark.parametrize("recorder", ["export", "trace"])
 @pytest.mark.parametrize("begun", [True, False])
 @torch.no_grad()

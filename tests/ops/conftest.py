@@ -98,17 +98,17 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def needs_bf16_units() -> None:
-    """Skip a test where the processor has no units for products in bfloat16."""
-    if reason := lacking():
+def needs_units(precision: str) -> None:
+    """Skip a test where the processor has no units for products in this precision."""
+    if reason := lacking(precision):
         pytest.skip(reason)
 
 
 @contextmanager
-def products_in_bf16() -> Iterator[None]:
-    """Have linear maps multiply in bfloat16."""
-    needs_bf16_units()
-    ops.set_precision("bf16")
+def products_in(precision: str) -> Iterator[None]:
+    """Have linear layers multiply in this precision."""
+    needs_units(precision)
+    ops.set_precision(precision)
     try:
         yield
     finally:

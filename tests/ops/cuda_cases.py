@@ -193,6 +193,9 @@ CASES: dict[str, Case] = {
     "conv-f32-light-R200": conv(F32, False, 7, 3, 200, (33,), H=1),
     # several blocks of positions to a block of the weight's gradient
     "conv-f32-light-splits": conv(F32, False, 3, 1, 1, (1,), H=600, batch=64),
+    "conv-f32-dynamic-kernel-a-channel": conv(F32, True, 4, 3, 1, (33,), H=40, softmax=False),
+    "conv-bf16-dynamic-kernel-a-channel": conv(BF16, True, 4, 3, 1, (33,), H=40, softmax=False),
+    "conv-f16-light-kernel-a-channel": conv(F16, False, 4, 3, 1, (33,), H=40, softmax=False),
     "glu-bf16-mask": glu(BF16, 64, True),
     "glu-f16": glu(F16, 6, False),
     "glu-f32-mask": glu(F32, 5, True),

@@ -21,7 +21,7 @@ from lightconv_plugin.ops import backend, library
 SHIM = Path(__file__).parent / "cuda_shim"
 CUDA = library.SOURCES / "cuda"
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-GPU_ALONE = ("residual_norm", "residual_norm_backward", "adam_step", "update_decide", "search_step")
+GPU_ALONE = ("residual_norm", "residual_norm_backward", "adam_step", "update_decide")
 # the operators of CPU tensors in a library of their own
 EMULATED = (
     "-w",

@@ -15,18 +15,18 @@ from torch._subclasses import FakeTensorMode
 from lightconv_plugin import ops
 from lightconv_plugin.ops import backend, library
 from lightconv_plugin.ops.backend import FEW_ROWS, OPERATORS
-from tests.ops.conftest import products_in_bf16
+from tests.ops.conftest import products_in
 
 X = torch.randn(5, 2, 6)
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
-NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cuda_configure", "cuda_gather"}
+NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_int8_units", "cuda_configure", "cuda_gather"}
 # of captured training: elsewhere than on a GPU their definitions run
 ON_GPUS_ALONE = {"update_decide", "adam_step"}
 # the definition is all there is
 WITHOUT_KERNEL = {
-    *((name, "cpu") for name in ("glu_mask", "residual_norm", "search_step")),
+    *((name, "cpu") for name in ("glu_mask", "residual_norm")),
     *((name, "cuda") for name in ("dropout", "few_rows_linear", "decoder_block")),
-    *((name, "cuda") for name in ("bf16_linear", "bf16_pack")),
+    *((name, "cuda") for name in ("bf16_linear", "pack_weight", "packed_linear")),
 }
 
 
@@ -38,7 +38,7 @@ def toolkit(monkeypatch):
     monkeypatch.setattr(torch.ops.lightconv, "cpu_bf16_units", lambda most: 1)
     monkeypatch.setattr(backend, "_announced", set())
     backend._cached_reason_of_kind.cache_clear()
-    with torch.no_grad(), products_in_bf16():
+    with torch.no_grad(), products_in("bf16"):
         yield
     backend._cached_reason_of_kind.cache_clear()
 
@@ -88,7 +88,7 @@ CHANGES: dict[str, tuple[Any, Callable[[backend.Operator], bool], str]] = {
     "strides": (lambda x, w: (x, w.t()), lambda of: not of.contiguous, "contiguous"),
     "gradients": (lambda x, w: (x, w.requires_grad_()), lambda of: of.gradient is not None, f"gradients|{AS_WELL}"),
     "many rows": (lambda x, w: (x.repeat(1, FEW_ROWS, 1), w), lambda of: of.replaces != "few rows", AS_WELL),
-    "no rows": (lambda x, w: (x[:, :0], w), lambda of: of.replaces not in ("few rows", "bf16"), AS_WELL),
+    "no rows": (lambda x, w: (x[:, :0], w), lambda of: of.replaces not in ("few rows", "bf16", "packed"), AS_WELL),
     "autocast": (lambda x, w: (x, w), lambda of: of.replaces is None, AS_WELL),
 }
 

@@ -1,7 +1,5 @@
 """Linear maps whose products are computed in bfloat16, against products of the rounded operands in float64."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,26 +7,21 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightconv_plugin import ops
-from lightconv_plugin.modules.linear import apply_linear, packed_weight, with_packed_weights
 from lightconv_plugin.ops import library
-from lightconv_plugin.ops.fused.linear import UNITS
-from tests.ops.conftest import products_in_bf16
+from tests.ops.conftest import products_in
 from tests.tolerances import assert_close
 
 assert library.load() is None
 BEST = torch.ops.lightconv.cpu_bf16_units(-1)
-NUMBERS = list(range(1, BEST + 1))  # of the units that this processor has, in UNITS
+NUMBERS = list(range(1, BEST + 1))  # of the units that this processor has, in BF16_UNITS
 
 
 @pytest.fixture(autouse=True)
-def bf16(request) -> Iterator[None]:
-    if request.function is test_what_the_environment_says:  # in a process of its own
-        yield
-        return
-    with products_in_bf16():
+def bf16() -> Iterator[None]:
+    with products_in("bf16"):
         yield
     torch.ops.lightconv.cpu_bf16_units(BEST)
 
@@ -65,7 +58,7 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, o
         gradients = torch.autograd.grad(y, given, grad)
         for got, wanted in zip((y.detach(), *gradients), expected, strict=False):
             assert_close(got, wanted)
-        with torch.no_grad():
+        with torch.no_grad():  # packed beforehand, the weight gives the same
             packed = ops.linear(x, weight, shift if bias else None, ops.pack_weight(weight))
         assert torch.equal(packed, y)
 
@@ -122,66 +115,18 @@ def test_threads_change_nothing(set_threads):
     for count in (1, 2, 3):
         set_threads(count)
         gradients = raw.bf16_linear_backward(grad, x, weight, True, True, True)
-        results.append([raw.bf16_linear(x, weight, bias, None), *gradients])
+        results.append([raw.bf16_linear(x, weight, bias), *gradients])
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
-
-
-@torch.no_grad()
-def test_packed_weights_are_those_of_a_copy():
-    layer, x = nn.Linear(40, 20), torch.randn(3, 40)
-    copied = with_packed_weights(nn.Sequential(layer, nn.ReLU()))
-    assert packed_weight(layer) is None
-    assert copied[0].weight is layer.weight
-    assert copied[0].state_dict().keys() == {"weight", "bias"}
-    layer.weight.data.neg_()
-    before = F.linear(rounded(x), -rounded(layer.weight), layer.bias.double())
-    assert_close(apply_linear(copied[0], x), before)
-    assert_close(apply_linear(layer, x), F.linear(x.double(), layer.weight.double(), layer.bias.double()))
 
 
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
-        (r"expected x \(\.\.\., in\)", (torch.zeros(2, 5), torch.zeros(3, 4), None, None)),
-        (r"expected bias \(out,\)", (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(4), None)),
-        ("expected contiguous float32", (torch.zeros(2, 4), torch.zeros(4, 3).T, None, None)),
-        ("packed weight is not", (torch.zeros(2, 4), torch.zeros(3, 4), None, torch.zeros(3, 4).bfloat16())),
+        (r"expected x \(\.\.\., in\)", (torch.zeros(2, 5), torch.zeros(3, 4), None)),
+        (r"expected bias \(out,\)", (torch.zeros(2, 4), torch.zeros(3, 4), torch.zeros(4))),
+        ("expected contiguous float32", (torch.zeros(2, 4), torch.zeros(4, 3).T, None)),
     ],
 )
 def test_what_does_not_fit_is_refused(message, arguments):
     with pytest.raises(RuntimeError, match=message):
         torch.ops.lightconv.bf16_linear(*arguments)
-
-
-SHOW = """
-import os, sys, torch
-for environment, precision in eval(sys.argv[1]):
-    if os.fork() == 0:
-        os.environ.update(environment)
-        try:
-            from lightconv_plugin import ops
-            torch.set_float32_matmul_precision(precision)
-            print(ops.bf16_units(), ops.pack_weight(torch.ones(2, 2)) is not None, flush=True)
-        except ValueError as error:
-            print(error, flush=True)
-        os._exit(0)
-    os.wait()
-    print("----", flush=True)
-"""
-BFLOAT16, MEDIUM = {"LIGHTCONV_MATMUL": "bf16"}, "medium"  # ours, and PyTorch's switch
-SETTINGS = [
-    (BFLOAT16, "highest", f"{UNITS[BEST]} {BEST > 0}\n", "" if BEST else "no units"),
-    (BFLOAT16 | {"ATEN_CPU_CAPABILITY": "avx2"}, "highest", "none False\n", "no units for it that may be used"),
-    ({"LIGHTCONV_MATMUL": "fp32"}, "highest", f"{UNITS[BEST]} False\n", ""),
-    ({}, MEDIUM, f"{UNITS[BEST]} {BEST > 0}\n", ""),
-    ({"LIGHTCONV_MATMUL": "int8"}, "highest", "", "$LIGHTCONV_MATMUL: the precision of products is 'int8'"),
-]
-
-
-def test_what_the_environment_says():
-    """In a process that has torch alone, with more in its environment."""
-    show = [sys.executable, "-c", SHOW, repr([setting[:2] for setting in SETTINGS])]
-    done = subprocess.run(show, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for (*_, printed, warned), said in zip(SETTINGS, done.stdout.split("----\n")[:-1], strict=True):
-        assert printed in said
-        assert warned in said if warned else said == printed

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.modules import ConvModule, Dropout, DynamicConv, LightweightConv
 from lightconv_plugin.ops import backend, library
+from tests.modules.predicted import predicted
 from tests.tolerances import assert_close
 
 H, K, C = 2, 3, 8
@@ -27,12 +29,12 @@ def anew(monkeypatch):
     torch._dynamo.reset()
 
 
-def conv(kind: type, dropconnect: float = 0.0) -> torch.nn.Module:
+def conv(kind: Callable[..., Any], dropconnect: float = 0.0) -> torch.nn.Module:
     return ConvModule(C, kind(C, K, heads=H, causal=True, dropconnect=dropconnect), glu=True, input_dropout=0.1)
 
 
 def test_modules_at_lengths_that_change():
-    module = torch.nn.Sequential(conv(LightweightConv, 0.3), conv(DynamicConv), Dropout(0.2, object()))
+    module = torch.nn.Sequential(conv(LightweightConv, 0.3), conv(DynamicConv), conv(predicted), Dropout(0.2, object()))
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
     for time in (7, 1, 40):
         x, found = torch.randn(time, 2, C, requires_grad=True), []
@@ -126,10 +128,11 @@ def test_transforms_inside_of_what_is_compiled():
         assert_close(got, expected)
 
 
+@pytest.mark.parametrize("kind", [DynamicConv, predicted])
 @torch.no_grad()
-def test_in_evaluation_step_by_step_and_under_autocast():
+def test_in_evaluation_step_by_step_and_under_autocast(kind):
     """The state is changed in place inside of the graph."""
-    module = conv(DynamicConv).eval()
+    module = conv(kind).eval()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     plain: dict = {}
     inside: dict = {}

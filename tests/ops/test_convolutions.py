@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lightconv_plugin.ops import reference
@@ -61,6 +63,9 @@ CASES = [
     Case(F32, False, 3, 1, 80, (33,)),
     Case(F32, False, 31, 30, 16, (31,), p=0.2, H=3),
     Case(BF16, True, 7, 3, 64, (31,), offset=1),
+    # a kernel a channel
+    *(Case(dtype, True, 4, 3, 1, (31, 70), H=48, softmax=False) for dtype in (F32, BF16, F16)),
+    Case(BF16, False, 4, 3, 1, (31, 70), H=48, softmax=False),
     # convolutions of 16-bit types without matrix units
     Case(BF16, True, 7, 6, 64, (33,), capability=75),
     Case(BF16, True, 31, 15, 64, (33,), H=3, capability=75),
@@ -146,9 +151,9 @@ def turned(t: Tensor) -> Tensor:
     return t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t
 
 
-def check(run, case: Case, *given: Tensor) -> None:
+def check(run, case: Case, *tensors: Tensor) -> None:
     """The output and all gradients together, each alone, and batch first, to the bit on a CPU."""
-    x, weight, grad, *begins = given
+    x, weight, grad, *begins = tensors
     seed = torch.tensor([SEED]) if case.p > 0 else None
     options = (case.padding_l, case.softmax, case.p, seed)
     offsets = torch.tensor([0, *itertools.accumulate(case.packed)]) if case.packed else None
@@ -159,7 +164,7 @@ def check(run, case: Case, *given: Tensor) -> None:
         out = getattr(run, OPERATORS[case.dynamic])(x, weight, *options, offsets, state)
         return [out, *run.conv_backward(grad, x, weight, *options, *need, offsets, state)[: len(each)]]
 
-    results, want = call(*given), expected(case, *given)
+    results, want = call(*tensors), expected(case, *tensors)
     # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
     scales = [1.0, 1.0, 1.0 if case.dynamic else max(1.0, want[2].abs().max().item()), *(1.0 for _ in begins)]
     for got, exact, scale in zip(results, want, scales, strict=True):
@@ -170,7 +175,7 @@ def check(run, case: Case, *given: Tensor) -> None:
     alone = [run.conv_backward(grad, x, weight, *options, *(i == j for j in range(3)), offsets, state) for i in each]
     others = [[results[0], *(alone[i][i] for i in each)]]
     if not (case.offset or case.packed):
-        others.append(call(*map(turned, given)))
+        others.append(call(*map(turned, tensors)))
         assert all(t.stride() == turned(x).stride() for t in others[1][:2])
     for other in others:
         for got, exact, scale, first in zip(other, want, scales, results, strict=True):
@@ -211,6 +216,31 @@ def test_widths_and_ratios_of_cpus(cpu, dynamic):
             check(cpu, case, *operands(case, lengths[at % len(lengths)]))
 
 
+# one channel a head: a kernel for each channel; whole vectors of such heads, without softmax, are read where they lie
+@settings(max_examples=40)
+@given(data=st.data())
+def test_few_taps_and_few_channels_a_head_of_cpus(cpu, data):
+    K, H = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([1, 3, 16, 37, 64, 272]))
+    lengths = tuple(data.draw(st.lists(st.integers(0, 150), max_size=4)))
+    begins = data.draw(st.booleans())
+    case = Case(
+        dtype=data.draw(st.sampled_from([F64, F32, BF16])),
+        dynamic=data.draw(st.sampled_from([True, True, False])),
+        K=K,
+        padding_l=K - 1 if begins else data.draw(st.integers(0, K - 1)),
+        R=data.draw(st.sampled_from([1, 1, 2, 3, 7, 8])),
+        lengths=(),
+        H=H,
+        p=data.draw(st.sampled_from([0.0, 0.0, 0.4])),
+        softmax=data.draw(st.booleans()),
+        batch=data.draw(st.integers(1, 3)),
+        packed=lengths if sum(lengths) else (),
+        begins=begins,
+    )
+    torch.manual_seed(0)
+    check(cpu, case, *operands(case, data.draw(st.integers(1, 150))))
+
+
 @pytest.mark.parametrize(("heads", "ratio"), [(64, 1), (1, 64)])
 def test_every_number_of_16_bits_is_read_and_rounded_as_torch_does(cpu, heads, ratio):
     """A product of two of them is whole in float32: those too small for an exponent, too large, and none at all."""
@@ -225,10 +255,11 @@ def test_every_number_of_16_bits_is_read_and_rounded_as_torch_does(cpu, heads, r
             torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize(("heads", "K"), [(2, 7), (40, 4)])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_tensors_that_lie_apart(name):
+def test_tensors_that_lie_apart(name, heads, K):
     """Slices, transposes and expanded inputs, as their copies."""
-    x, weight = draw((40, 3, 40), F64), draw((2, 7) if name == "light_conv" else (40, 3, 2, 7), F64)
+    x, weight = draw((40, 3, 40), F64), draw((heads, K) if name == "light_conv" else (40, 3, heads, K), F64)
     pairs = [
         (torch.cat([x, x], dim=2)[..., 5:45], weight),
         (turned(x), weight),
@@ -333,10 +364,10 @@ def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_
 )
 def test_raw_operators_check_their_arguments(run, change, message):
     """A compiled graph hands them over unseen."""
-    given = {"x": torch.zeros(8, 2, 4), "weight": torch.zeros(2, 7), "padding_l": 3, "p": 0.0} | change
-    options = given["padding_l"], True, given["p"], None, given.get("offsets"), given.get("state")
+    arguments = {"x": torch.zeros(8, 2, 4), "weight": torch.zeros(2, 7), "padding_l": 3, "p": 0.0} | change
+    options = arguments["padding_l"], True, arguments["p"], None, arguments.get("offsets"), arguments.get("state")
     with pytest.raises(RuntimeError, match=message):
-        run.light_conv(given["x"], given["weight"], *options)
+        run.light_conv(arguments["x"], arguments["weight"], *options)
 
 
 # ---- DropConnect ----

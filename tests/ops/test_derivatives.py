@@ -18,6 +18,7 @@ from lightconv_plugin import ops
 from lightconv_plugin.modules import DynamicConv, LightweightConv
 from lightconv_plugin.ops import reference
 from lightconv_plugin.ops.fused import train
+from tests.modules.predicted import predicted
 from tests.ops import native
 from tests.tolerances import TOLERANCES, assert_close
 
@@ -57,6 +58,18 @@ def test_convolutions(operator, normalization, p, layout, monkeypatch):
     check(lambda w: call(x.detach(), w), weight)
     behind = partial(call, return_state=True)
     check(lambda x, w, state: behind(x, w, initial_state=state), x, weight, draw(K - 1, sentences, C, seed=2))
+
+
+def test_a_predictor_of_one_s_own():
+    """A kernel a channel: gradients through it to x, its parameters and a bias."""
+    module = predicted(C, K, heads=C, causal=True, normalization="none").double()
+    names, parameters = zip(*module.named_parameters(), strict=True)
+
+    def call(x: Tensor, bias: Tensor, *parameters: Tensor) -> Any:
+        replaced = dict(zip(names, parameters, strict=True))
+        return functional_call(module, replaced, (x,), {"bias": bias, "activation": "silu"})
+
+    check(call, draw(T, B, C), draw(C, seed=1), *parameters)
 
 
 def test_dropout_the_gate_and_the_loss(gate):
@@ -103,7 +116,7 @@ TRANSFORMS: dict[str, Callable[[dict[str, Tensor], torch.nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv])
+@pytest.mark.parametrize("kind", [LightweightConv, DynamicConv, predicted])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(kind, transform):
     ours, definition = (kind(C, K, heads=H, causal=True, backend=name).double() for name in ("auto", "reference"))

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightconv_plugin.modules import DynamicConv, LightweightConv, StandardConv
 from lightconv_plugin.ops.flops import FORMULAS
 from tests.models import common
-from tests.ops.conftest import needs_bf16_units
+from tests.ops.conftest import needs_units
 from tests.ops.test_opcheck import NAMES, SAMPLES, B, C, H, K, T, V
 
 CONVOLUTION = 2 * T * B * C * K
@@ -25,6 +25,7 @@ EXPECTED: dict[str, list[int]] = {
     "conv_backward": [2 * CONVOLUTION, CONVOLUTION, 0, 2 * CONVOLUTION // B, 2 * (K - 1) * B * C * K] * 2,
     "conv_step": [2 * B * C * K] * 2,
     "few_rows_linear": [2 * B * C * V] * 2,
+    "packed_linear": [2 * B * C * V] * len(SAMPLES["packed_linear"]()),
     "bf16_linear": [2 * T * B * C * V, 2 * B * C * V],
     "bf16_linear_backward": [4 * T * C * V, 2 * T * C * V, 2 * T * C * V],
     "attend": [4 * B * T * C] * 2,
@@ -35,7 +36,15 @@ EXPECTED: dict[str, list[int]] = {
 # PyTorch counts none of their kind, either
 WITHOUT_PRODUCTS = {
     *("glu_mask", "glu_mask_backward", "dropout", "residual_norm", "residual_norm_backward"),
-    *("smoothed_nll", "smoothed_nll_backward", "step_candidates", "search_step", "bf16_pack"),
+    *(
+        "smoothed_nll",
+        "smoothed_nll_backward",
+        "step_candidates",
+        "search_step",
+        "pack_weight",
+        "update_decide",
+        "adam_step",
+    ),
 }
 
 
@@ -53,7 +62,7 @@ def count(call: Callable[[], Any]) -> FlopCounterMode:
 @pytest.mark.parametrize("name", sorted(FORMULAS.keys() | EXPECTED.keys()))
 def test_operators(name):
     if name.startswith("bf16"):
-        needs_bf16_units()
+        needs_units("bf16")
     operator = getattr(torch.ops.lightconv, name)
     counts = [count(partial(operator, *arguments)).get_total_flops() for arguments in SAMPLES[name]()]
     assert counts == EXPECTED[name]

@@ -1,14 +1,25 @@
-"""``torch.library.opcheck`` of every operator of the library: schema, shapes without data, functionalisation."""
+"""``torch.library.opcheck`` of every operator of the library: schema, shapes without data, functionalisation.
 
-from collections.abc import Callable
+And every operator with numbers that no caller should give.
+"""
+
+import copy
+import gc
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lightconv_plugin import ops
+from lightconv_plugin.ops import library
 from lightconv_plugin.ops.backend import OPERATORS
-from tests.ops.conftest import needs_bf16_units
+from lightconv_plugin.ops.fused.linear import PRECISIONS, lacking
+from tests.ops.conftest import needs_units
 from tests.ops.test_fused_decode import begun as begun_search
 
 T, B, C, H, K, V = 5, 3, 6, 3, 4, 7
@@ -49,14 +60,24 @@ def state(width: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.zeros(width, B + 1, channels), ancestors, torch.zeros(1, dtype=torch.int64)
 
 
+def weights(dynamic: bool) -> ops.BlockWeights:
+    """Return those of a decoder's block of width C with a GLU."""
+    shapes = {
+        "in_weight": (2 * C, C),
+        "in_bias": (2 * C,),
+        "kernel": (H * K, C) if dynamic else (H, K),
+        **dict.fromkeys(("out_weight", "query_weight", "attended_weight"), (C, C)),
+        "first_weight": (2 * C, C),
+        "first_bias": (2 * C,),
+        "second_weight": (C, 2 * C),
+    }
+    return ops.BlockWeights(**{name: draw(*shapes.get(name, (C,))) for name in ops.BlockWeights._fields})
+
+
 def block(dynamic: bool) -> tuple[Any, ...]:
-    """A decoder's block of width C with a GLU."""
-    norm = [draw(C), draw(C)]
-    kernel = draw(H * K, C) if dynamic else draw(H, K)
-    parameters = [draw(2 * C, C), draw(2 * C), kernel, draw(C, C), draw(C), *norm, draw(C, C), draw(C)]
-    parameters += [draw(C, C), draw(C), *norm, draw(2 * C, C), draw(2 * C), draw(C, 2 * C), draw(C), *norm]
+    """Arguments of a decoder's block of width C with a GLU."""
     source = draw(2, T, C), draw(2, T, C), None, torch.tensor([0, 0, 1])
-    return (draw(1, B, C), parameters, [], *state(K, C), *source, 2, True, dynamic, not dynamic, 1e-5)
+    return (draw(1, B, C), *weights(dynamic), *state(K, C), *source, H, 2, True, dynamic, not dynamic, 1e-5)
 
 
 def loss() -> tuple[Tensor, Tensor, int]:
@@ -77,6 +98,10 @@ def residual_backward(p: float) -> tuple[Any, ...]:
 def search(stepwise: bool) -> tuple[Any, ...]:
     candidates = draw(2, 4), torch.full((2, 4), 5), torch.zeros(2, 4, dtype=torch.long)
     return *candidates, *begun_search(2, 2, 3, 5, 0, torch.Generator()), 2, stepwise
+
+
+def precisions() -> list[str]:
+    return [precision for precision in PRECISIONS if lacking(precision) is None]
 
 
 PADDING = torch.arange(T).expand(2, T) > T - 2
@@ -105,11 +130,12 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
     "step_candidates": lambda: [(draw(4, V), draw(4), torch.tensor([1, 0, 9]), 2, 3, 0.9, 0, 2, 1, 0.5)],
     "search_step": lambda: [search(stepwise=False), search(stepwise=True)],
     "few_rows_linear": lambda: [(draw(1, B, C), draw(V, C), draw(V)), (draw(B, C), draw(V, C), None)],
-    "bf16_pack": lambda: [(draw(V, C),)],
-    "bf16_linear": lambda: [
-        (draw(T, B, C), draw(V, C), draw(V), None),
-        (draw(C, B).T, draw(V, C), None, torch.ops.lightconv.bf16_pack(draw(V, C))),
+    "pack_weight": lambda: [(draw(V, C), precision) for precision in precisions()],
+    "packed_linear": lambda: [
+        (draw(C, B).T, torch.ops.lightconv.pack_weight(draw(V, C), precision), draw(V), V, True)
+        for precision in precisions()
     ],
+    "bf16_linear": lambda: [(draw(T, B, C), draw(V, C), draw(V)), (draw(C, B).T, draw(V, C), None)],
     "bf16_linear_backward": lambda: [
         (draw(T, V), draw(T, C), draw(V, C), *need)
         for need in ((True, True, True), (True, False, False), (False, True, False))
@@ -123,6 +149,41 @@ def test_opcheck(name, gate, cuda_kernels):
     assert name in SAMPLES, f"{name} is an operator of the library without a sample here"
     assert name in NAMES, f"{name} is no operator of the library"
     if name.startswith("bf16"):
-        needs_bf16_units()
+        needs_units("bf16")
     for arguments in SAMPLES[name]():
         torch.library.opcheck(getattr(torch.ops.lightconv, name).default, arguments)
+
+
+NUMBERS: tuple[Any, ...] = (0, -1, 2**31, 2**62, -(2**62), math.nan, math.inf)
+
+
+def with_other_numbers(arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Yield the arguments with each number in turn replaced by zero, negative, huge and infinite ones."""
+    for place, argument in enumerate(arguments):
+        if type(argument) in (int, float):
+            for number in NUMBERS:
+                if type(argument) is float or math.isfinite(number):
+                    yield (*arguments[:place], type(argument)(number), *arguments[place + 1 :])
+
+
+def runs_on_cpus(name: str) -> bool:
+    return library.load() is None and torch._C._dispatch_has_kernel_for_dispatch_key(f"lightconv::{name}", "CPU")
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(SAMPLES) if runs_on_cpus(name)])
+def test_numbers_out_of_range_end_no_process(name):
+    """They are refused, or taken as a number like others; in a process of its own, and under a sanitizer (README)."""
+
+    def walk() -> None:
+        gc.freeze()
+        torch.set_num_threads(1)  # those of this process are not in its fork
+        with torch.no_grad():
+            for sample in SAMPLES[name]():
+                for changed in with_other_numbers(sample):
+                    with suppress(RuntimeError, TypeError, OverflowError):
+                        getattr(torch.ops.lightconv, name)(*copy.deepcopy(changed))
+
+    process = get_context("fork").Process(target=walk)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

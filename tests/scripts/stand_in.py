@@ -1,4 +1,4 @@
-"""scripts.reproduce with stand-ins for its stages: they note that they ran, and leave their facts behind."""
+"""scripts.reproduce with stand-ins for its stages, which record their calls and write the expected files."""
 
 import io
 import json
@@ -47,12 +47,12 @@ TEXTS = {
 
 
 class Place:
-    """A folder with a configuration, a dataset and what their runs leave behind."""
+    """A folder with a configuration, a dataset and the results of their runs."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
         self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": lambda words, _: select.main(words)}
-        self.how: dict[str, str] = {}  # fail: a stage; better: the seed with the best scores
+        self.outcomes: dict[str, str] = {}  # fail: a stage; better: the seed with the best scores
         for module in (dataset, stages):
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):
@@ -74,9 +74,9 @@ class Place:
     def stage_folder(self, key: str) -> Path:
         name, _, seed = key.partition(":")
         data = {"download": "raw", "prepare": "prepared", "binarise": "binarised"}
-        own = {"train": "checkpoints", "average": "averaged", "generate": "hypotheses", "score": "scores"}
+        of_seed = {"train": "checkpoints", "average": "averaged", "generate": "hypotheses", "score": "scores"}
         root = self.folder / "work" / "toy"
-        return root / data[name] if name in data else root / "model" / f"seed{seed}" / own[name]
+        return root / data[name] if name in data else root / "model" / f"seed{seed}" / of_seed[name]
 
     def record(self, dataset: str = "toy") -> dict[str, Any]:
         return json.loads((self.folder / "work" / dataset / "model" / "record.json").read_text())
@@ -84,10 +84,10 @@ class Place:
     def ran(self) -> list[str]:
         return self.noted.read_text().split()
 
-    def run(self, *arguments: str, **how: str) -> tuple[int, str, str]:
-        """Run scripts.reproduce here: its status, and what it says."""
+    def run(self, *arguments: str, **outcomes: str) -> tuple[int, str, str]:
+        """Run scripts.reproduce here; return its status, output and errors."""
         self.noted.write_text("")
-        self.how = how
+        self.outcomes = outcomes
         status, out, err = 0, io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             try:
@@ -101,7 +101,7 @@ class Place:
 
     def _check(self, config: Any) -> None:
         self.checked.append(config.arguments[1:])
-        if self.how.get("fail") == "check":
+        if self.outcomes.get("fail") == "check":
             raise UserError("a setting cannot be")
 
     def _stage(self, stage: Stage, command: list[str]) -> None:
@@ -115,8 +115,8 @@ class Place:
             file.write(f"{name}{seed}{':valid' if out.name == 'valid' else ''}\n")
         for text in ("half", *TEXTS.get(name, ())):
             write_lines(out / text, [f"{text} {number}" for number in range(12)])
-        if self.how.get("fail") == name:
+        if self.outcomes.get("fail") == name:
             raise UserError("it broke")
         if name in FACTS:
             made, facts = FACTS[name]
-            write_json(out / made, facts | ({"bleu": 9.5} if str(stage.seed) == self.how.get("better") else {}))
+            write_json(out / made, facts | ({"bleu": 9.5} if str(stage.seed) == self.outcomes.get("better") else {}))

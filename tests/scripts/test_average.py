@@ -76,7 +76,7 @@ def test_the_newest_by_number_not_by_name(tmp_path):
     (tmp_path / "checkpoint_best.pt").touch()
     assert [path.stem for path in average.choose(tmp_path, 2, "update")] == ["checkpoint_2_1000", "checkpoint_2_1100"]
     assert [path.stem for path in average.choose(tmp_path, 2, "epoch")] == ["checkpoint3", "checkpoint12"]
-    held = r"holds 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; ask for fewer"
+    held = r"has 2 checkpoints by epoch \(checkpoint3.pt, checkpoint12.pt\), expected at least 3; ask for fewer"
     with pytest.raises(UserError, match=held):
         average.choose(tmp_path, 3, "epoch")
     with pytest.raises(UserError, match="no folder"):
@@ -84,12 +84,12 @@ def test_the_newest_by_number_not_by_name(tmp_path):
 
 
 def test_models_that_do_not_agree_are_refused(tmp_path):
-    one = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
+    larger = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
     with pytest.raises(UserError, match=r"not of one model: only one of them has b"):
-        average.average([one, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
+        average.average([larger, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
 
 
-def test_what_is_damaged_is_refused(tmp_path):
+def test_a_damaged_checkpoint_is_refused(tmp_path):
     """``tests/compat/test_checkpoints`` tries each kind."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
     path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))

@@ -9,7 +9,7 @@ import torch
 
 from data_prep.common.errors import UserError
 from scripts.bench import __main__ as script
-from scripts.bench import decoding, kernels, operators, timing, training
+from scripts.bench import ctranslate2, decoding, kernels, operators, timing, training
 from scripts.bench.operators import OURS, Shape, cases
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.tolerances import assert_close
@@ -36,6 +36,26 @@ def test_the_peers_compute_the_same(operator, causal):
         assert_close(built[name].run(), expected)
 
 
+@pytest.mark.parametrize("operator", ["light", "dynamic"])
+def test_a_kernel_a_channel_beside_naive_pytorch_and_a_copy(operator, monkeypatch):
+    built = operators.cases_by_channel(operator, Shape(11, 2, 12, 12, 4, causal=True), torch.float32, CPU)
+    assert_close(built["naive"].run(), built[OURS].run())
+    gradient = torch.randn(2, 11, 12)
+    pairs = (torch.autograd.grad(built[name].run(), built[name].inputs, gradient) for name in ("naive", OURS))
+    for got, expected in zip(*pairs, strict=True):
+        assert_close(got, expected)
+    copied = [
+        sum(tensor.numel() for tensor in operators.copy_of(built[OURS], backward)()) for backward in (False, True)
+    ]
+    x, kernels = (tensor.numel() for tensor in built[OURS].inputs)
+    assert copied == [2 * x + kernels, 5 * x + 3 * kernels]
+    monkeypatch.setattr(operators, "BY_CHANNEL", [(5, 2, 8, 4)])
+    monkeypatch.setattr(operators, "median_times", lambda cases, _: {OURS: 2e-3, "naive": 8e-3, "copy": 1e-3})
+    rows = records(operators.measure_by_channel(script.parse(["ops"]), CPU))
+    assert [row["pass"] for row in rows] == ["fwd", "fwd+bwd"] * 2
+    assert {(row["ours ms"], row["naive"], row["time / the copy's"]) for row in rows} == {(2.0, 4.0, 2.0)}
+
+
 def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
     now = 0.0
 
@@ -47,9 +67,8 @@ def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
         return run
 
     with monkeypatch.context() as patch:
-        patch.setattr(timing, "timer", lambda: now)
         patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now))
-        turns = timing.take_turns({"slow": case(0.02), "fast": case(0.002)}, 0.5)
+        turns = timing.take_turns({"slow": case(0.02), "fast": case(0.002)}, 0.5, clock=lambda: now)
     assert turns["slow"] == pytest.approx([0.02] * len(turns["slow"]))
     assert turns["fast"] == pytest.approx([0.002] * len(turns["fast"]))
     assert len(turns["slow"]) == len(turns["fast"]) > timing.MIN_TURNS
@@ -89,7 +108,8 @@ def test_kernels_are_beside_a_copy(monkeypatch):
         assert row["time / a copy's"] == pytest.approx(row["us"] * 1e-6 * 1e9 / (row["MB"] * 1e6))
 
 
-def test_steps_and_searches_beside_fairseqs(monkeypatch):
+@pytest.mark.parametrize(("int8_reason", "searches_in_all"), [(None, 11), ("it is too old", 9)])
+def test_steps_and_searches_beside_fairseqs(int8_reason, searches_in_all, monkeypatch, capsys):
     sizes = ("layers=1", "embed-dim=32", "ffn-embed-dim=32")
 
     def small(arch: str, vocab_size: int, flags: list[str], **task: str) -> Any:
@@ -100,11 +120,13 @@ def test_steps_and_searches_beside_fairseqs(monkeypatch):
     monkeypatch.setattr(timing, "MIN_TURNS", 2)
     monkeypatch.setattr(decoding, "translation", small)
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
-    monkeypatch.setattr(timing, "bf16_reasons", lambda: {"unsupported": None})
+    monkeypatch.setattr(timing, "processor_reasons", lambda: {"bf16": None, "int8": int8_reason})
+    monkeypatch.setattr(ctranslate2, "compute_types", lambda device: [])
     args = script.parse(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01"])
     load_plugin()
     steps, searches = map(records, decoding.tables(args, CPU))
-    assert (len(steps), len(searches)) == (4, 9)
+    assert (len(steps), len(searches)) == (4, searches_in_all)
+    assert ("not measured in int8: it is too old" in capsys.readouterr().out) == (int8_reason is not None)
     speeds = {(row["model"], row["task"], row["products"]): row["sentences/s"] for row in searches}
     assert {(row["task"], row["made by"]) for row in searches} == {
         ("translation", "fairseq"),

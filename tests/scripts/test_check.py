@@ -1,15 +1,18 @@
 """Mistakes that would cost a training, or make its figures mean another thing, are named with their file and key."""
 
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from data_prep.common.errors import UserError
 from scripts import check
-from scripts.config import load_config
+from scripts.config import Config, load_config
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin
+from scripts.scoring import rouge
 from tests.compat.conftest import write_corpus
 
 CONFIG = """
@@ -38,6 +41,10 @@ train:
   sample-break-mode: eos
   tokens-per-sample: 20
   criterion: adaptive_loss
+  ddp-backend: legacy_ddp
+  optimizer: nag
+  adaptive-input-cutoff: [10, 20]
+  adaptive-softmax-cutoff: [10, 20]
   max-tokens: 300
   max-update: 40
 score: {metric: perplexity}
@@ -113,6 +120,54 @@ REFUSED = [
     (CONFIG, f"train: {{{EVAL_BLEU}}}", "and of bleu more is better: the worst checkpoint would"),
     (CONFIG, "train: {maximize-best-checkpoint-metric: true}", "is true, and of loss less is better"),
     (CONFIG, "average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
+    *(
+        (CONFIG, f"{section}: {{{flag}: {given}}}", f"`{section}.{flag}` is {value}, expected {limit}")
+        for section, flag, value, limit in (
+            ("generate", "beam", 0, "a whole number from 1 on"),
+            ("generate", "beam", -2, "a whole number from 1 on"),
+            ("tune", "beam", 0, "a whole number from 1 on"),
+            ("generate", "temperature", 0.0, "a number above 0"),
+            ("tune", "max-len-b", -5, "at least --min-len, or 0 with --max-len-a"),
+            ("generate", "max-len-a", -0.5, "a number from 0 on"),
+            ("tune", "min-len", -1, "a number from 0 on"),
+            ("generate", "batch-size", 0, "a whole number from 1 on"),
+            ("tune", "max-tokens", 0, "a whole number from 1 on"),
+            ("generate", "no-repeat-ngram-size", -1, "a number from 0 on"),
+            ("generate", "stepwise-length-penalty", -1, "a number from 0 on"),
+            ("generate", "diverse-beam-groups", 3, "a divisor of --beam, or -1 for none"),
+            ("generate", "sampling", "true", "false, or beside it a beam of 1"),
+            ("generate", "replace-unk", "true", "nothing: it is for text that is not binarised"),
+            ("train", "validate-interval", 0, "a whole number from 1 on"),
+            ("train", "save-interval", 0, "a whole number from 1 on"),
+            ("train", "log-interval", 0, "a whole number from 1 on"),
+            ("train", "max-tokens-valid", "many", "a whole number from 1 on"),
+            ("train", "label-smoothing", 2, "a number from 0 to 1"),
+        )
+        for given in ([f"[8, {value}]"] if section == "tune" else [value])
+    ),
+    *(
+        (CONFIG, f"train: {{{flags}}}", f"fairseq-train cannot make the {expected}")
+        for flags, expected in (
+            ("decoder-conv-heads: 5", "model: --decoder-conv-heads 5 does not divide --decoder-conv-dim 128 "),
+            ("encoder-kernel-size-list: [6, 8]", "model: --encoder-kernel-size-list holds [6, 8]; expected odd"),
+            ("arch: transformer, encoder-attention-heads: 3", "model: AssertionError: embed_dim must be divisible"),
+            ("lr: [0.1, 0.2], lr-scheduler: inverse_sqrt", "schedule of the learning rate: Cannot use a fixed"),
+            ("eval-bleu: true, eval-bleu-args: '{\"beam\": 0}', task: pla_translation", "model: --beam is 0, expected"),
+            ("eval-bleu: true, eval-bleu-args: '{beam: 4}'", "model: Expecting property name enclosed in double qu"),
+        )
+    ),
+    (CONFIG, "generate: {sampling-topk: 5}", "cannot search with its flags: AssertionError: --sampling-topk requires"),
+    (CONFIG, "generate: {lenpen: 2.0, stepwise-length-penalty: 1.0}", "--stepwise-length-penalty is in place of --le"),
+    (CONFIG, "tune: {stepwise-length-penalty: [0.0, 1.0]}", "--stepwise-length-penalty is in place of --lenpen"),
+    (CONFIG, "generate: {bpe: sentencepiece}", "fairseq-generate cannot search with its flags: OSError: file ??? not"),
+    (CONFIG, "dataset: debian_docs_en_de", "and debian_docs_en_de has a dictionary for each language; set train.no-sh"),
+    (
+        LANGUAGE_MODEL,
+        "train: {adaptive-input-factor: 100.0, no-tie-adaptive-weights: true}",
+        "--adaptive-input-factor is 100, which leaves band 2 ",
+    ),
+    (LANGUAGE_MODEL, "generate: {context-window: -1}", "`generate.context-window` is -1, expected a number from 0 on"),
+    (LANGUAGE_MODEL, "generate: {max-tokens: 0}", "`generate.max-tokens` is 0, expected a whole number from 1 on"),
     (LANGUAGE_MODEL, "train: {best-checkpoint-metric: nll_loss}", "expected one of loss, ppl, which a validation"),
     (LANGUAGE_MODEL, "generate: {beam: 4}", "fairseq-eval-lm refuses its flags: unrecognized arguments: --beam"),
 ]
@@ -128,25 +183,28 @@ def test_a_mistake_is_named_with_its_key(tmp_path, base, changes, expected):
 @pytest.mark.parametrize(
     ("base", "key"),
     [
-        (CONFIG, "max-source-positions"),
-        (CONFIG, "max-target-positions"),
-        (CONFIG, "max-tokens-valid"),
-        (LANGUAGE_MODEL, "tokens-per-sample"),
-        (LANGUAGE_MODEL, "max-target-positions"),
+        (CONFIG, "train.max-source-positions"),
+        (CONFIG, "train.max-target-positions"),
+        (CONFIG, "train.max-tokens-valid"),
+        (LANGUAGE_MODEL, "train.tokens-per-sample"),
+        (LANGUAGE_MODEL, "train.max-target-positions"),
+        (CONFIG, "generate.max-tokens"),
+        (LANGUAGE_MODEL, "generate.max-tokens"),
     ],
 )
 def test_a_line_that_is_too_long_is_named_and_the_advice_is_taken(tmp_path, data, one_language, base, key):
     from fairseq.data import data_utils
 
     given = one_language if base is LANGUAGE_MODEL else data
-    text = refusal(tmp_path, f"train: {{{key}: 9}}", given, base)
+    section, _, flag = key.partition(".")
+    text = refusal(tmp_path, f"{section}: {{{flag}: 9}}", given, base)
     lines = data_utils.load_indexed_dataset(str(data / "valid.en-de.en"), None)  # as long as those of German
     sizes = lines.sizes.tolist()
     first = next(number for number, size in enumerate(sizes) if size > 9)
     assert f"model.yaml: line {first + 1} of valid has {sizes[first]} tokens, its end counted, expected at most" in text
     more = sum(size > 9 for size in sizes) - 1
-    assert f" 9 (`train.{key}`); {more} more are too long. Set train.{key}: {max(sizes)}," in text
-    checked(tmp_path, f"train: {{{key}: {max(sizes)}}}", given, base)
+    assert f" 9 (`{key}`); {more} more are too long. Set {key}: {max(sizes)}," in text
+    checked(tmp_path, f"{section}: {{{flag}: {max(sizes)}}}", given, base)
 
 
 def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
@@ -155,3 +213,29 @@ def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
     monkeypatch.setattr(check, "find_devices", lambda *_, **__: CPU)
     check.main([str(path), "--data", str(data)])
     assert capsys.readouterr().out == f"check: {path} can be trained on these data\n"
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "missing", "said"),
+    [
+        ("rouge", "en", "rouge_score", "ModuleNotFoundError: "),
+        ("sacrebleu", "ja", "sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", "pip install sacrebleu[ja]"),
+        ("bleu", "ko", "sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", "pip install sacrebleu[ko]"),
+    ],
+)
+def test_a_package_that_the_scores_need_is_missed_before_the_training(
+    metric, target, missing, said, tmp_path, monkeypatch
+):
+    dataset = tmp_path / "toy.yaml"
+    dataset.write_text(f"kind: text\nsource: de\ntarget: {target}\n")
+    config = Config(tmp_path / "model.yaml", "model", str(dataset), [1], score={"metric": metric})
+    check.check_scores(config)
+    if "." in missing:
+        monkeypatch.setattr(missing, None)
+    else:
+        monkeypatch.setitem(sys.modules, f"{missing}.rouge_scorer", None)
+        rouge._scorer.cache_clear()
+        rouge._document.cache_clear()
+    with pytest.raises(UserError, match=re.escape(said)) as refused:
+        check.check_scores(config)
+    assert f"`score.metric` {metric} cannot be computed: " in str(refused.value)

@@ -21,7 +21,16 @@ DEFAULTS = {
     "no_epoch_checkpoints": False,
     "validate_after_updates": 0,
     "disable_validation": False,
+    "patience": -1,
+    "lr_scheduler": "fixed",
+    "lr": [0.1],
+    "force_anneal": None,
+    "lr_shrink": 0.1,
+    "warmup_updates": 0,
 }
+COSINE = {"lr_scheduler": "cosine", "warmup_updates": 10, "warmup_init_lr": 0.0, "min_lr": 0.0, "t_mult": 1.0}
+COSINE |= {"lr_period_updates": 30}
+INVERSE_SQRT = {"lr_scheduler": "inverse_sqrt", "warmup_updates": 10, "warmup_init_lr": 0.0}
 
 
 def config(last: int = 3, by: str = "update", **more: Any) -> Config:
@@ -43,6 +52,12 @@ EVERY, KEEP, AFTER = "save_interval_updates", "keep_interval_updates", "validate
         (config(), {EVERY: 10, AFTER: 20}),  # that of update 20 too
         (config(by="epoch"), {}),  # how long an epoch is nobody knows
         (config(last=0), {}),
+        (config(), {EVERY: 5, "patience": 2}),
+        (config(), {EVERY: 5, **COSINE}),  # from update 30 on, where the rate is a quarter
+        (config(), {EVERY: 10, **INVERSE_SQRT}),  # from update 20 on, where the rate is 1.4 times the last
+        (config(1), {EVERY: 40, **COSINE, "warmup_updates": 40}),  # no mean
+        (config(), {EVERY: 10, "lr_scheduler": "reduce_lr_on_plateau"}),
+        (config(tune={"last": ["best", 3]}), {EVERY: 10}),
     ],
 )
 def test_what_is_there_is_taken(settings, flags):
@@ -61,6 +76,23 @@ def test_what_is_there_is_taken(settings, flags):
         (config(by="epoch"), {"no_epoch_checkpoints": True}, "train.no-epoch-checkpoints (True), "),
         (config(by="epoch"), {"keep_last_epochs": 2}, "kept 2; ask for fewer, or change train.save-interval (1), "),
         (config(4, "epoch"), {"max_update": 0, "max_epoch": 3}, "of 3 epochs will have kept 3 (1, 2, 3); ask"),
+        (
+            config(4),
+            {EVERY: 5, "patience": 2},
+            "`train.patience` 2 may end the training after 3 validations; ask for few",
+        ),
+        (
+            config(),
+            {EVERY: 10, **COSINE},
+            "3 checkpoints, the first of them of update 20, which is too early: the learn",
+        ),
+        (config(), {EVERY: 10, **COSINE}, "rate there is 0.079, of at most 0.1 and 0.00027 in the end. Ask for fewer"),
+        (
+            config(),
+            {EVERY: 10, **INVERSE_SQRT, "warmup_updates": 20},
+            "the learning rate rises up to update 21. Ask for",
+        ),
+        (config(tune={"last": ["best", 3]}), {EVERY: 10, "disable_validation": True}, "`tune.last` has the best check"),
         (config(last=0), {"disable_validation": True}, "`train.disable-validation` leaves none; change it, or add"),
         (config(last=0), {AFTER: 50}, "`train.validate-after-updates` leaves none; change it, or add `average"),
     ],

@@ -1,4 +1,4 @@
-"""Comparisons: figures and settings side by side, intervals, verdicts, what is run, the page, the Snakefile."""
+"""Comparisons: scores and settings side by side, intervals, verdicts, missing runs, the page, the Snakefile."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ claims:
 
 
 def translated(name: str, *spoilt: int, **over: Any) -> dict[str, Any]:
-    """The record of a model, of whose translations so many lines are spoilt, by seed."""
+    """The record of a model, with the number of wrong translations of each seed."""
     made = record(name, "debian_en_de", **over)
     for seed, count in enumerate(spoilt, 1):
         lines = [*(line.replace("dass", "das") for line in REFERENCES[:count]), *REFERENCES[count:]]
@@ -82,8 +82,8 @@ def place(tmp_path) -> Path:
 
 def runs_of(place: Path) -> dict[str, Run]:
     comparison = read_comparison(place / "cats.yaml")
-    found = (read_run(name, comparison.config(name), [place / "work"]) for name in comparison.models)
-    return {run.name: run for run in found if run}
+    runs = (read_run(name, comparison.config(name), [place / "work"]) for name in comparison.models)
+    return {run.name: run for run in runs if run}
 
 
 def columns(*runs: Run) -> dict[str, list[str]]:
@@ -131,16 +131,16 @@ def test_the_configurations_own_score_comes_first_and_tokenised_bleu_only_where_
 
 
 def test_an_interval_covers_seeds_and_test_set(place):
-    """Student's factor by the seeds' freedom; with many seeds what is left is of the test set's sentences."""
+    """Student's factor goes by the seeds' degrees of freedom; with many seeds the test sentences remain."""
     runs = runs_of(place)
     good, base = (runs[name].scores("sacrebleu") for name in ("good", "base"))
     of_seeds = pooled(list(runs.values()))
     assert of_seeds == (pytest.approx(((good[0] - good[1]) ** 2 + (base[0] - base[1]) ** 2) / 4), 2)
     assert difference(runs["good"], runs["base"], of_seeds).value == pytest.approx(fmean(good) - fmean(base))
     for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
-        found = difference(runs["bad"], runs["base"], SeedVariance(400.0, freedom))
+        gain = difference(runs["bad"], runs["base"], SeedVariance(400.0, freedom))
         error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
-        assert found.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
+        assert gain.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
         alone = mean_score(runs["bad"], SeedVariance(400.0, freedom))
         assert (alone.value, alone.half) == (runs["bad"].scores("sacrebleu")[0], pytest.approx(times * 20, rel=0.02))
 
@@ -170,7 +170,7 @@ def test_a_verdict_goes_by_the_interval(value, half, at_least, verdict):
 def test_every_claim_has_its_verdict(place):
     lines = claims(read_comparison(place / "cats.yaml"), runs_of(place))
     verdicts = [re.match(r"(.*?): (.*?)\. ", line) for line in lines]
-    assert [(found[1], found[2]) for found in verdicts if found] == [
+    assert [(match[1], match[2]) for match in verdicts if match] == [
         ("Good is better", "held"),
         ("Bad costs nothing", "did not hold"),
         ("Good needs to be tame", "held"),
@@ -181,14 +181,14 @@ def test_every_claim_has_its_verdict(place):
     assert lines[2].endswith("wild diverged with seed 1.")
 
 
-def test_of_perplexities_less_is_better_and_another_test_set_is_refused(place):
-    one, two = (
+def test_lower_perplexity_is_a_gain_and_another_test_set_is_refused(place):
+    lower, higher = (
         Run(name, record(name, "debian_lm", metric="perplexity", test={"perplexity": values}))
         for name, values in (("one", [40.0, 42.0]), ("two", [50.0, 52.0]))
     )
-    found = difference(one, two, pooled([one, two]))
-    assert found.value == 10
-    assert found.half == pytest.approx(4.303 * math.sqrt(2), abs=0.01)
+    gain = difference(lower, higher, pooled([lower, higher]))
+    assert gain.value == 10
+    assert gain.half == pytest.approx(4.303 * math.sqrt(2), abs=0.01)
     runs = runs_of(place)
     runs["bad"].scored["1"]["lines"] += "; 1 1"
     with pytest.raises(UserError, match="bad and base are scored on different test sets"):
@@ -202,17 +202,17 @@ def test_records_of_several_places_are_one_and_those_of_other_settings_do_not_co
     elsewhere = json.loads((place / "work" / "debian_en_de" / "good" / "record.json").read_text())
     elsewhere["seeds"] = {"2": elsewhere["seeds"]["2"], "1": {**elsewhere["seeds"]["1"], "test": None}}
     write(place / "loan", elsewhere | {"model": "base"})
-    found = read_run("base", config, [place / "work", place / "loan"])
-    assert found is not None
-    assert len(found.scored) == 2
-    assert found.record["summary"]["test"]["sacrebleu"]["n"] == 2
+    joined = read_run("base", config, [place / "work", place / "loan"])
+    assert joined is not None
+    assert len(joined.scored) == 2
+    assert joined.record["summary"]["test"]["sacrebleu"]["n"] == 2
     write(place / "loan", elsewhere | {"model": "base", "config": config.merged() | {"tune": {"last": [1]}}})
     assert read_run("base", config, [place / "loan"]) is None
 
 
 @pytest.fixture
 def compare(place, monkeypatch, capsys):
-    """Run the command; what it would start writes the record of a model instead, but for one that is broken."""
+    """Run the command; a stand-in for scripts.reproduce writes the record, and fails for the model ``broken``."""
     ran: list[str] = []
 
     def reproduced(words: list[str]) -> None:
@@ -235,11 +235,11 @@ def compare(place, monkeypatch, capsys):
     return go
 
 
-def test_what_is_missing_is_run_once(compare, place):
+def test_missing_seeds_are_run_once(compare, place):
     file = place / "cats.yaml"
-    ran, said = compare(file)
+    ran, out = compare(file)
     assert ran == []
-    assert "1 (diverged)" in said
+    assert "1 (diverged)" in out
     assert compare(file, "--run", "--seeds", "2")[0] == []
     assert compare(file, "--run")[0] == ["late 1 score"]  # one of its two seeds; what has diverged is not tried again
     (place / "work" / "debian_en_de" / "base" / "record.json").unlink()
@@ -264,24 +264,24 @@ def test_the_page_has_claims_and_table(compare, place):
     assert page.startswith("# Cats\n")
     assert "- Good is better: held. good minus base, at least 0: +" in page
     assert re.search(r"\| good \| \+\d+\.\d\d \[\+\d", page)
-    _, said = compare(*(place / "work" / "debian_en_de" / name for name in ("base", "good")))
-    assert "good" in said
-    assert "diverged" not in said
+    _, out = compare(*(place / "work" / "debian_en_de" / name for name in ("base", "good")))
+    assert "good" in out
+    assert "diverged" not in out
 
 
-def test_what_is_no_run_and_no_comparison_is_refused(compare, place):
+def test_a_folder_without_a_run_and_a_wrong_comparison_are_refused(compare, place):
     folder = place / "work" / "debian_en_de"
     with pytest.raises(UserError, match="cannot read"):
         read_folders([folder])
     twice = [folder / "good", folder / "bad" / ".." / "good"]
     assert [*read_folders(twice)] == [*map(str, twice)]
     assert read_folders([folder / "good"]) == {"good": folder / "good"}
-    for change, said in (
+    for change, message in (
         (("baseline: base", "baseline: x"), "`baseline` is 'x', expected one of `models`"),
         (("good: [1, 2]", "good: [3]"), r"`models.good` is \[3\], expected seeds of \[1, 2\]"),
     ):
         (place / "odd.yaml").write_text(FILE.replace(*change))
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             read_comparison(place / "odd.yaml")
     (place / "late.yaml").write_text(CONFIG.replace("en_de", "en_fr"))
     with pytest.raises(UserError, match="expected models of one dataset"):
@@ -290,15 +290,15 @@ def test_what_is_no_run_and_no_comparison_is_refused(compare, place):
 
 @pytest.mark.slow
 def test_a_dry_run_of_the_snakefile_has_a_job_for_each_dataset_seed_and_row(tmp_path):
-    what = ["configs=configs/debian_en_de/tuned.yaml configs/debian_lm/dynamicconv.yaml"]
-    settings = [*what, "compare=configs/compare/two_cores.yaml", f"work={tmp_path}", "gpus_per_seed=1"]
+    configs = "configs=configs/debian_en_de/tuned.yaml configs/debian_lm/dynamicconv.yaml"
+    settings = [configs, "compare=configs/compare/two_cores.yaml", f"work={tmp_path}", "gpus_per_seed=1"]
     options = ["-n", "-p", "-s", "scripts/sweep/Snakefile", "--cores", "2", "--config", *settings]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "snakemake", *options], cwd=CHECKOUT, capture_output=True, text=True, timeout=200
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    found = dict(re.findall(r"^(data|seed|row|all) +(\d+)$", said, re.MULTILINE))
-    assert found == {"data": "2", "seed": "25", "row": "5", "all": "1"}
-    assert re.search(r"\.yaml .*--devices 1 --from train --to score --seeds 3", said)
-    assert re.search(r"\.yaml .*--devices 1 --from train$", said, re.MULTILINE)
+    out = process.stdout + process.stderr
+    assert process.returncode == 0, out
+    jobs = dict(re.findall(r"^(data|seed|row|all) +(\d+)$", out, re.MULTILINE))
+    assert jobs == {"data": "2", "seed": "33", "row": "5", "all": "1"}
+    assert re.search(r"\.yaml .*--devices 1 --from train --to score --seeds 3", out)
+    assert re.search(r"\.yaml .*--devices 1 --from train$", out, re.MULTILINE)

@@ -78,6 +78,11 @@ def test_flags_of_each_kind_of_value():
         (GOOD + "tune: {lenpen: 1.0}\n", "`tune.lenpen` is 1.0"),
         (GOOD + "tune: {lenpen: [1.0, 1.0]}\n", "`tune.lenpen` is [1.0, 1.0]"),
         (GOOD + "tune: {last: [0]}\n", "`tune.last` is [0]"),
+        (
+            GOOD + "tune: {last: [2, worst]}\n",
+            "`tune.last` is [2, 'worst'], expected whole numbers from 1 on, and `best`",
+        ),
+        (GOOD + "tune: {last: [best]}\n", "`tune.last` is ['best'], expected whole numbers from 1 on, and `best` if"),
         (GOOD + "tune: {last: [1, 3]}\n", "`average.last` is 2, expected one of `tune.last` [1, 3]"),
         (GOOD.replace("average:", "# ") + "tune: {last: [1]}\n", "`average.last` is None"),
         (GOOD.replace("[3]", "[true]"), "`seeds` is [True]"),

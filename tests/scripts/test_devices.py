@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data_prep.common.errors import UserError
+from data_prep.common.process import run_logged
 from scripts.config import Config
 from scripts.fairseq_io import devices
 from scripts.fairseq_io.commands import train_command
@@ -77,3 +78,14 @@ def test_what_torch_is_asked_is_answered_and_a_driver_that_is_too_old_is_said(mo
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
     assert devices._installed.__wrapped__() == 0
     assert capsys.readouterr().err == f"note: torch sees no GPU. {said}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_childs_own_error_is_shown(processes, tmp_path):
+    (tmp_path / "fails.py").write_text("def fail():\n    raise ValueError('--beam is 0')\nfail()\n")
+    start = launcher(Devices(gpu=False, count=processes))
+    with pytest.raises(UserError) as refused:
+        run_logged([*start, str(tmp_path / "fails.py")], tmp_path / "log", lambda _: None, what="fairseq-train")
+    said = f"fairseq-train ended with status 1. ValueError: --beam is 0\nThe complete log is {tmp_path / 'log'}"
+    assert str(refused.value) == said

@@ -32,14 +32,14 @@ def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
     assert scores == {"bleu": pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 3 / 4) ** 0.25, abs=1e-9)}
     assert "tok:none|smooth:none" in details["bleu"]["signature"]
     assert (details["bleu"]["sys_len"], details["bleu"]["ref_len"]) == (9, 9)
-    # a short hypothesis pays, and one without a match scores nothing
-    whole = "a b c d e f g h"
-    assert bleu(["a b c d"], [whole])[0]["bleu"] == pytest.approx(100 * 2.718281828459045 ** (1 - 8 / 4), abs=1e-6)
-    assert bleu(["x y z w v"], [whole])[0]["bleu"] == 0.0
+    # a short hypothesis has a penalty, and one without a match scores 0
+    sentence = "a b c d e f g h"
+    assert bleu(["a b c d"], [sentence])[0]["bleu"] == pytest.approx(100 * 2.718281828459045 ** (1 - 8 / 4), abs=1e-6)
+    assert bleu(["x y z w v"], [sentence])[0]["bleu"] == 0.0
 
 
 def test_real_text_scores_what_multi_bleu_prints_with_compounds_and_without():
-    """Its lines without every ninth word; the figures are those that multi-bleu.perl prints, after the one-liner."""
+    """Hypotheses lack every ninth word; the scores are those that multi-bleu.perl prints."""
     references = GERMAN.read_text(encoding="utf-8").splitlines()
     hypotheses = [
         " ".join(word for place, word in enumerate(line.split()) if (place + number) % 9)
@@ -49,7 +49,7 @@ def test_real_text_scores_what_multi_bleu_prints_with_compounds_and_without():
     assert (f"{scores['bleu']:.2f}", f"{scores['bleu_compounds']:.2f}") == ("72.61", "76.85")
     assert tuple(measures({"metric": "bleu_compounds"}, "de")) == KEYS["bleu"]
     assert {key for keys in KEYS.values() for key in keys} == set(NAMES)
-    lengths = [(each["sys_len"], each["ref_len"]) for each in details.values()]
+    lengths = [(detail["sys_len"], detail["ref_len"]) for detail in details.values()]
     assert lengths == [(923, 1039), (1131, 1261)]
 
 
@@ -95,14 +95,14 @@ def test_text_as_people_write_it_is_scored_beside():
     for key, part in (("sacrebleu", "case:mixed|eff:no|tok:13a"), ("chrf", "nc:6|nw:0"), ("ter", "case:lc|tok:tercom")):
         assert part in details[key]["signature"]
     scores, details = evaluate(measures({}, "de"), wrong, right)
-    assert scores["ter"] == pytest.approx(100 * 2 / 5)  # two of the five words as tercom parts them
+    assert scores["ter"] == pytest.approx(100 * 2 / 5)  # two of the five words as tercom splits them
     assert 0 < scores["chrf"] < 100
 
 
 def test_chinese_is_scored_by_the_character():
     right, wrong = Side([], ["网页浏览器"]), Side([], ["网络浏览器"])
-    found = {key: each for key, each in measures({}, "zh_CN").items() if key != "bleu"}
-    scores, details = evaluate(found, wrong, right)
+    by_key = {key: measure for key, measure in measures({}, "zh_CN").items() if key != "bleu"}
+    scores, details = evaluate(by_key, wrong, right)
     assert "tok:zh" in details["sacrebleu"]["signature"]
     assert "asian:yes" in details["ter"]["signature"]
     assert scores["ter"] == pytest.approx(100 / 5)
@@ -111,8 +111,8 @@ def test_chinese_is_scored_by_the_character():
 def test_text_without_case_is_compared_without_case():
     lower, written = Side([], ["das ist gut, sagte er."]), Side([], ["Das ist gut, sagte Er."])
     for lowercase, expected in ((True, 100), (False, 100 * (5 / 7 * 3 / 6 * 2 / 5 * 1 / 4) ** 0.25)):
-        found = {key: each for key, each in measures({}, "de", lowercase=lowercase).items() if key == "sacrebleu"}
-        assert evaluate(found, lower, written)[0]["sacrebleu"] == pytest.approx(expected, abs=0.01)
+        by_key = {"sacrebleu": measures({}, "de", lowercase=lowercase)["sacrebleu"]}
+        assert evaluate(by_key, lower, written)[0]["sacrebleu"] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize("section", [{}, {"metric": "rouge"}])
@@ -126,17 +126,18 @@ def test_text_without_case_is_compared_without_case():
     ],
 )
 def test_a_perfect_hypothesis_in_lower_case_scores_100(language, written, section):
-    """It comes from tokens of the step ``lowercase``; the reference is as people write it."""
+    """The hypothesis is made from tokens of the step ``lowercase``; the reference is plain text."""
     tokens = tokenise.tokeniser(language=language, escape=False)(written)
     dataset = with_steps({"tokenise": {"escape": False}})
     for hypothesis in (detokeniser(language, dataset)(to_lower(tokens)), to_lower(written)):
-        found = {key: each for key, each in measures(section, language, lowercase=True).items() if key != "bleu"}
-        scores, details = evaluate(found, Side([], [hypothesis]), Side([], [written]))
-        assert scores == {key: pytest.approx(0 if key == "ter" else 100) for key in found}
+        by_key = measures(section, language, lowercase=True)
+        by_key.pop("bleu", None)
+        scores, details = evaluate(by_key, Side([], [hypothesis]), Side([], [written]))
+        assert scores == {key: pytest.approx(0 if key == "ter" else 100) for key in by_key}
     assert section or "case:lc" in details["sacrebleu"]["signature"]
 
 
-def test_the_dataset_says_whether_its_text_is_escaped_and_in_lower_case():
+def test_escapes_and_lower_case_follow_from_the_dataset():
     for steps, escaped, lower in (
         (["save_raw", {"tokenise": {"escape": False}}], False, False),
         ([{"tokenise": {"moses": "2018-10"}}, {"lowercase": {"languages": ["en"]}}], True, False),
@@ -149,9 +150,9 @@ def test_the_dataset_says_whether_its_text_is_escaped_and_in_lower_case():
 
 
 def test_unequal_or_empty_sides_are_refused():
-    for hypotheses, references, said in ((["a"], ["a", "b"], "1 hypotheses and 2 references"), ([], [], "empty")):
+    for hypotheses, references, message in ((["a"], ["a", "b"], "1 hypotheses and 2 references"), ([], [], "empty")):
         sides = Side(hypotheses, hypotheses), Side(references, references)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             evaluate(measures({}, "en"), *sides)
 
 
@@ -164,12 +165,12 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
     sides = Side([], ["cats sat on mats", "x"]), Side([], ["a cat sat quietly on", "x"])
     both, details = evaluate(measures({"metric": "rouge"}, "en"), *sides)
     assert both["rouge1"] == pytest.approx((first["rouge1"] + 100) / 2)
-    of = details["rouge1"]
-    assert (of["precision"], of["recall"]) == (pytest.approx(100 * 7 / 8), pytest.approx(100 * 8 / 10))
-    assert "stem:porter|L:summary|rouge-score:" in of["signature"]
+    detail = details["rouge1"]
+    assert (detail["precision"], detail["recall"]) == (pytest.approx(100 * 7 / 8), pytest.approx(100 * 8 / 10))
+    assert "stem:porter|L:summary|rouge-score:" in detail["signature"]
 
 
-SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
+SCRIPTS = {  # a sentence, and the same with one word of about ten changed
     "zh_CN": ("我们今天在学校里学习一个简单的句子。", "我们今天在学校里学习一个复杂的句子。"),
     "ja": ("わたしたちは今日学校でこれを簡単に学びます。", "わたしたちは今日学校でこれを簡潔に学びます。"),
     "ko": ("이것은 하나 둘 셋 넷 다섯 여섯 일곱 여덟", "이것은 하나 둘 셋 넷 다섯 여섯 백 여덟"),
@@ -178,7 +179,7 @@ SCRIPTS = {  # of each a sentence, and it with one word of about ten changed
 }
 
 
-def test_languages_without_blanks_have_tokenisers_of_their_own():
+def test_languages_without_spaces_have_tokenisers():
     names = {"de": "13a", "zh": "zh", "zh_CN": "zh", "ja": "ja-mecab", "ja_JP": "ja-mecab", "ko": "ko-mecab"}
     names |= {"th": "char", "my": "char", "kor_Hang": "ko-mecab", "jpn": "ja-mecab", "zho_Hant": "zh", "yue": "zh"}
     names |= {"lzh": "zh", "wuu": "zh", "nan": "zh", "cmn_Hant": "zh", "bo": "char", "dz": "char", "jav_Java": "char"}
@@ -191,11 +192,11 @@ def test_languages_without_blanks_have_tokenisers_of_their_own():
 def test_every_script_has_plausible_scores(language):
     right, changed = SCRIPTS[language]
     for section in ({}, {"metric": "rouge"}):
-        found = measures(section, language)
+        by_key = measures(section, language)
         for text in (right, changed):
-            scores, details = evaluate(found, Side([text], [text]), Side([right], [right]))
+            scores, details = evaluate(by_key, Side([text], [text]), Side([right], [right]))
             if language in ("zh_CN", "ja", "th"):
-                scores.pop("bleu", None)  # to tokenised BLEU a line is a word, or two
+                scores.pop("bleu", None)  # for tokenised BLEU the line has one or two words
             right_share = {key: 100 - score if key == "ter" else score for key, score in scores.items()}
             for key, share in right_share.items():
                 assert share == pytest.approx(100) if text == right else 30 < share < 100, key
@@ -207,11 +208,11 @@ def test_every_script_has_plausible_scores(language):
 
 @pytest.mark.parametrize("language", ["eng", "en_summary"])
 def test_rouge_of_english_is_that_of_the_package(language):
-    found = measures({"metric": "rouge"}, language)
+    by_key = measures({"metric": "rouge"}, language)
     ours, right = "A naïve café runs.", "The cafés run naïvely!"
-    scores, details = evaluate(found, Side([], [ours]), Side([], [right]))
+    scores, details = evaluate(by_key, Side([], [ours]), Side([], [right]))
     theirs = RougeScorer(["rouge1", "rouge2"], use_stemmer=True).score(right, ours)
-    assert [scores["rouge1"], scores["rouge2"]] == [100 * theirs[each].fmeasure for each in ("rouge1", "rouge2")]
+    assert [scores["rouge1"], scores["rouge2"]] == [100 * theirs[key].fmeasure for key in ("rouge1", "rouge2")]
     assert "tok:" not in details["rouge1"]["signature"]
 
 

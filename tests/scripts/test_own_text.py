@@ -143,7 +143,6 @@ def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
         path.write_text("".join(f"{word} {number}{f' {word}' * (words - 2)}\n" for number in range(20)))
     config = config_of(call(german, english, "de"))
     assert config.batch == {"tokens": tokens, "max-tokens": tokens // 2, "cpu-processes": 2}
-    assert config.average["last"] * config.train["save-interval-updates"] <= config.train["max-update"]
 
 
 def two_sides(pairs: int, words: list[int]) -> tuple[Side, Side]:
@@ -177,18 +176,24 @@ def test_what_cannot_be_is_said(checkout, call, capsys):
         assert re.search(said, f"{refusal.value}{capsys.readouterr().err}")
 
 
-@pytest.mark.parametrize("pairs", [20_000, 2_000_000])
-def test_a_training_on_gpus_keeps_the_checkpoints_that_are_averaged(pairs, checkout):
-    """Of batches that are full to two thirds. The model is the paper's."""
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("pairs", [300, 800, 3000, 20_000, 200_000, 2_000_000, 40_000_000])
+def test_twenty_checkpoints_are_validated_and_no_mean_reaches_high_learning_rates(pairs, gpu, checkout):
+    """The model of a GPU is the paper's."""
     path = checkout / "configs" / "mine" / "dynamicconv.yaml"
     path.parent.mkdir()
-    path.write_text(own_text.config_text("mine", *two_sides(pairs, [20] * 100), gpu=True))
+    path.write_text(own_text.config_text("mine", *two_sides(pairs, [20] * 100), gpu=gpu))
     config = load_config(path)
-    assert config.train["arch"].startswith("pla_dynamicconv_iwslt" if pairs < 1_000_000 else "pla_dynamicconv_wmt")
+    large = "pla_dynamicconv_iwslt" if pairs < 1_000_000 else "pla_dynamicconv_wmt"
+    assert config.train["arch"].startswith(large if gpu else "pla_dynamicconv_small")
     assert config.train["share-all-embeddings"]
     load_plugin()
     args = training_arguments(flags(config.train))
     check_checkpoints(config, args)
+    assert args.max_update / args.save_interval_updates == 20
+    assert args.validate_interval_updates == args.save_interval_updates
+    assert min(args.save_interval, args.validate_interval) > args.max_update  # an epoch is an update or more
+    assert config.averaged == ["best", 1, 3, 5]
 
 
 SENTENCES = {

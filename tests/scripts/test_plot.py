@@ -60,16 +60,16 @@ def training(work: Path, name: str, seed: int = 1, offset: float = 0.0) -> None:
 
 
 def texts(svg: Path) -> list[str]:
-    """What is written in a picture, whose file is read as XML."""
+    """Return the texts of an SVG."""
     root = ElementTree.fromstring(svg.read_text(encoding="utf-8"))
-    return [str(each.text) for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    return [str(element.text) for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 # losses
 
 
 def test_a_resumed_training_is_one_curve():
-    """What a kill undid is done again: its tokens and losses count once, its time twice."""
+    """Updates that a kill lost are repeated: their tokens and losses count once, their time twice."""
     begun = [STARTS, inner(10, 9.0, 60.0), inner(20, 8.0, 120.0), valid(20, 8.5), inner(30, 7.0, 180.0)]
     resumed = [STARTS, inner(30, 7.5, 60.0), '2026 | INFO | train_inner | {"lo', inner(40, 6.5, 120.0), valid(40, 6.6)]
     curves = losses.read_curves([*begun, *resumed], "run")
@@ -177,19 +177,19 @@ def test_the_help_names_the_pictures(capsys):
 def test_another_format_is_refused_before_the_work(capsys):
     with pytest.raises(SystemExit):
         main(["losses", "nowhere", "--out", "picture.jpg"])
-    assert "has the suffix '.jpg'; a picture is .svg, .png, .pdf" in capsys.readouterr().err
+    assert "has the suffix '.jpg'; expected .svg, .png, .pdf" in capsys.readouterr().err
 
 
 def test_letters_that_no_font_has_are_named(tmp_path, monkeypatch, capsys):
-    """An SVG's reader has fonts of their own."""
+    """An SVG is drawn with the reader's fonts, so only the PNG needs a font."""
     manager = figure.font_manager.fontManager
     monkeypatch.setattr(manager, "ttflist", [entry for entry in manager.ttflist if entry.name == figure.FONT])
     for suffix in (".svg", ".png"):
         with figure.drawing(tmp_path / f"a{suffix}", height=1.0, texts=[CHINESE]) as drawn:
             drawn.text(0.5, 0.5, CHINESE)
-    said = capsys.readouterr().err
-    assert said.count("no font of this machine has") == 1
-    assert "fonts-noto-cjk" in said
+    error = capsys.readouterr().err
+    assert error.count("no font of this machine has") == 1
+    assert "fonts-noto-cjk" in error
     assert texts(tmp_path / "a.svg") == [CHINESE]
 
 
@@ -266,8 +266,8 @@ def test_kernels_and_attention_of_a_line(trained, shapes, labels, tmp_path):
     if translates:
         assert read_by_model.source == [*LINE.split(), "</s>"]
         assert read_by_model.inputs == ["</s>", *read_by_model.outputs[:-1]]
-        assert [each.shape for each in read_by_model.attention] == [(5, 4)] * 2
-        assert all(np.allclose(each.sum(axis=1), 1, atol=1e-5) for each in read_by_model.attention)
+        assert [weights.shape for weights in read_by_model.attention] == [(5, 4)] * 2
+        assert all(np.allclose(weights.sum(axis=1), 1, atol=1e-5) for weights in read_by_model.attention)
     else:
         assert read_by_model.inputs == ["</s>", *LINE.split()]
     kernels.draw(tmp_path / "kernels.svg", read_by_model)
@@ -296,21 +296,21 @@ def test_without_a_line_one_of_the_test_set_is_read(trained, tmp_path):
     with pytest.raises(UserError, match=r"no prepared test\.de beside .* give one with --text"):
         read(trained, None, attention=False)
     (tmp_path / "test.de").write_text("Katze\n" + " ".join(["eine"] * 7) + "\n")
-    taken = read(trained, None, attention=False)
-    assert [*taken.source, *taken.inputs].count("eine") >= 7
+    sample = read(trained, None, attention=False)
+    assert [*sample.source, *sample.inputs].count("eine") >= 7
 
 
 @pytest.mark.parametrize(
     ("trained", "text", "attention", "message"),
     [
-        ("attention", LINE, False, "neither LightConv nor DynamicConv; with --attention"),
+        ("attention", LINE, False, "neither LightConv nor DynamicConv; add --attention"),
         ("language", LINE, True, "is a language model, which has no source"),
-        ("dynamic", "", False, "the line has 0 units; expected 1 to 80"),
-        ("dynamic", "Katze " * 81, False, "the line has 81 units"),
+        ("dynamic", "", False, "the line has 0 subwords; expected 1 to 80"),
+        ("dynamic", "Katze " * 81, False, "the line has 81 subwords"),
     ],
     indirect=["trained"],
 )
-def test_what_a_model_cannot_show_is_said(trained, text, attention, message):
+def test_a_picture_that_a_model_does_not_have_is_refused(trained, text, attention, message):
     with pytest.raises(UserError, match=message):
         read(trained, text, attention=attention)
 
@@ -356,8 +356,8 @@ def scored(name: str, data: str, spoilt: int, seeds: int = 2, **over: Any) -> di
 
 def test_scores_stand_beside_the_papers_the_best_first(tmp_path):
     by_length = [
-        {"units": units, "lines": 9, "sentences_per_second": {"mean": 99 / units, "std": None, "n": 1}}
-        for units in (9, 50)
+        {"from": length, "lines": 9, "sentences_per_second": {"mean": 99 / length, "std": None, "n": 1}}
+        for length in (9, 50)
     ]
     fast = speed(50.0, 1.25) | {"by_length": by_length, "baseline": {"model": "transformer", "by_length": by_length}}
     paths = [
@@ -375,12 +375,12 @@ def test_scores_stand_beside_the_papers_the_best_first(tmp_path):
     ]
     assert {"sacreBLEU on iwslt14_de_en_2018", "BLEU (tokenised) on iwslt14_de_en_2018", "the paper's"} <= {*written}
     assert "perplexity on debian_lm (lower is better)" in written
-    assert {"each seed", "transformer", "units of the source"} <= {*written}
+    assert {"each seed", "transformer", "shortest source line of the batch, in subwords"} <= {*written}
     assert sum("[" in text for text in written) == 4  # intervals: of tokenised BLEU there are no counts of lines
 
 
 def test_records_without_scores_and_of_one_name_are_told_apart(tmp_path):
-    with pytest.raises(UserError, match="none of these runs has scores"):
+    with pytest.raises(UserError, match="none of these runs has test scores"):
         main(["scores", str(write(tmp_path, record("m"))), "--out", str(tmp_path / "s.svg")])
     paths = [write(tmp_path / work, scored("m", "debian_en_de", 1)) for work in ("a", "b")]
     main(["scores", str(paths[0].parent), str(paths[1].parents[1]), "--out", str(tmp_path / "s.svg")])

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from scripts.fairseq_io.commands import evaluate_command, generate_command, shel
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.precision import (
     PrecisionChoice,
-    bf16_reasons,
+    processor_reasons,
     take_precision,
     take_search_precision,
     take_training_precision,
@@ -44,14 +43,38 @@ NOT_OURS = "takes fp32: on a CPU fairseq's own models compute in nothing else"
     ],
 )
 def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, train, lacking, slower, taken):
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": lacking, "slower": slower})
-    assert take_precision(asked, devices, train, auto_on_gpu="fp16") == PrecisionChoice(*taken)
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"bf16": lacking, "slower": slower})
+    assert take_precision(asked, train, gpu=devices.gpu, auto_on_gpu="fp16") == PrecisionChoice(*taken)
 
 
-def test_a_search_is_in_float32_on_a_gpu_unless_it_is_asked_for():
-    assert take_search_precision("auto", GPU, {}) == PrecisionChoice("fp32", "auto is fp32 on a GPU")
-    with pytest.raises(UserError, match="on a GPU fairseq generates in fp32 or fp16"):
-        take_search_precision("bf16", GPU, {})
+@pytest.mark.parametrize(
+    ("asked", "train", "gpu", "lacking", "taken"),
+    [
+        ("auto", OURS, True, None, ("fp32", "auto is fp32 on a GPU")),
+        ("fp16", OURS, True, None, ("fp16",)),
+        ("int8", OURS, False, None, ("int8",)),
+        ("int8", {}, False, None, ("int8",)),
+    ],
+)
+def test_the_precision_of_a_search(monkeypatch, asked, train, gpu, lacking, taken):
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"int8": lacking})
+    assert take_search_precision(asked, train, gpu=gpu) == PrecisionChoice(*taken)
+
+
+@pytest.mark.parametrize(
+    ("asked", "train", "gpu", "lacking", "message"),
+    [
+        ("bf16", OURS, True, None, "on a GPU fairseq generates in fp32 or fp16"),
+        ("int8", OURS, True, None, "int8, which is for CPUs; on a GPU take fp32 or fp16"),
+        ("int8", THEIRS, False, None, "fairseq's own models compute in nothing but fp32"),
+        ("int8", OURS, False, NO_LIBRARY, f"cannot be int8, since {NO_LIBRARY}; take fp32"),
+    ],
+)
+def test_a_search_that_there_is_not_is_refused(monkeypatch, asked, train, gpu, lacking, message):
+    """int8 is never replaced by another precision."""
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"int8": lacking})
+    with pytest.raises(UserError, match=message):
+        take_search_precision(asked, train, gpu=gpu)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +83,7 @@ def test_a_search_is_in_float32_on_a_gpu_unless_it_is_asked_for():
         ("AMX", "GenuineIntel", None),
         ("AVX512-BF16", "AuthenticAMD", None),
         ("AVX512-BF16", "GenuineIntel", "faster in float32 than in its AVX512-BF16 units"),
-        ("none", "AuthenticAMD", "no units for it that may be used"),
+        ("none", "AuthenticAMD", "no units for bf16 that may be used"),
     ],
 )
 def test_the_units_that_are_faster_than_float32(units, vendor, found, monkeypatch):
@@ -71,10 +94,11 @@ def test_the_units_that_are_faster_than_float32(units, vendor, found, monkeypatc
 
 
 def test_the_plugin_is_asked(monkeypatch):
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    found = bf16_reasons.__wrapped__()
-    assert "no units for it that may be used" in str(found["unsupported"])
-    assert found["slower"] == found["unsupported"]
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    reasons = processor_reasons.__wrapped__()
+    for name in ("bf16", "int8"):
+        assert f"no units for {name} that may be used" in str(reasons[name])
+    assert reasons["slower"] == reasons["bf16"]
 
 
 def test_auto_on_a_gpu_is_the_published_precision(tmp_path):
@@ -90,7 +114,7 @@ def test_auto_on_a_gpu_is_the_published_precision(tmp_path):
 def test_commands_say_their_precision(monkeypatch):
     """fairseq converts the model on a GPU alone; on a CPU the plugin is told by its variable."""
     monkeypatch.delenv(precision.VARIABLE, raising=False)
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"bf16": None, "int8": None, "slower": None})
     config = Config(Path("model.yaml"), "model", "toy", [1], {"max-update": 4}, precision="bf16")
     given = train_command(config, 1, Path("data"), Path("out"), CPU)
     assert given[:2] == ["env", "LIGHTCONV_MATMUL=bf16"]
@@ -100,14 +124,19 @@ def test_commands_say_their_precision(monkeypatch):
     assert converted[0] == sys.executable
     assert "--bf16" in converted
 
-    searched: Any = (config, {}, Path("data"), Path("model.pt"), "test")
-    assert "--fp16" in generate_command(*searched, gpu=True, precision="fp16")
-    assert "--bf16" not in generate_command(*searched, gpu=True)  # the training's is not the search's
-    assert generate_command(*searched, gpu=False, precision="bf16")[:2] == ["env", "LIGHTCONV_MATMUL=bf16"]
-    assert generate_command(*searched, gpu=False)[0] == sys.executable
-    monkeypatch.setenv(precision.VARIABLE, "bf16")  # of the shell, against which a record of fp32 would be wrong
+    def search(gpu: bool, **settings: str) -> list[str]:
+        return generate_command(config, settings, Path("data"), Path("model.pt"), "test", gpu=gpu)
+
+    assert "--fp16" in search(True, precision="fp16")
+    assert "--bf16" not in search(True)  # the training's is not the search's
+    for name in ("bf16", "int8"):
+        command = search(False, precision=name)
+        assert command[:2] == ["env", f"LIGHTCONV_MATMUL={name}"]
+        assert not [word for word in command if word.startswith("--precision")], "it is no flag of fairseq's"
+    assert search(False)[0] == sys.executable
+    monkeypatch.setenv(precision.VARIABLE, "int8")  # of the shell, against which a record of fp32 would be wrong
     for command in (
-        generate_command(*searched, gpu=False),
+        search(False),
         evaluate_command(config, Path("data"), Path("model.pt"), "test", gpu=False),
     ):
         assert command[:2] == ["env", "LIGHTCONV_MATMUL=fp32"]

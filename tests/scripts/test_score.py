@@ -43,13 +43,13 @@ def run(folder, monkeypatch):
     return go
 
 
-def test_the_command_writes_all_scores_and_how_they_came_about(folder, run, capsys):
+def test_the_command_writes_all_scores_with_signatures(folder, run, capsys):
     scores = run()
     assert scores["bleu"] == pytest.approx(100 * (11 / 12 * 9 / 10 * 7 / 8 * 5 / 6) ** 0.25)
     assert list(scores) == ["bleu", "sacrebleu", "chrf", "ter", "details", "signature", "lines"]
     assert 0 < scores["sacrebleu"] < 100
     assert scores["details"].keys() == {"bleu", "sacrebleu", "chrf", "ter"}
-    assert all("version:" in each["signature"] for each in scores["details"].values())
+    assert all("version:" in detail["signature"] for detail in scores["details"].values())
     for part in ("beam:4", "lenpen:0.6", "averaged:3 by epoch", "seed:7", "data:debian_en_de", "torch:", "subset:test"):
         assert part in scores["signature"]
     assert (folder / "out" / "hypotheses.detok").read_text().splitlines()[0] == "das ist ein Haus."
@@ -57,7 +57,7 @@ def test_the_command_writes_all_scores_and_how_they_came_about(folder, run, caps
 
 
 @pytest.mark.parametrize(
-    ("settings", "said", "unsaid"),
+    ("settings", "expected", "absent"),
     [
         (
             {"seed": 3, "averaged": "10 by update", "lenpen": 0.9, "max-len-b": 50},
@@ -67,15 +67,15 @@ def test_the_command_writes_all_scores_and_how_they_came_about(folder, run, caps
         ({"stepwise-length-penalty": 0.25}, "stepwise-length-penalty:0.25", "lenpen"),
     ],
 )
-def test_the_signature_says_what_was_really_used(folder, run, settings, said, unsaid):
+def test_the_signature_has_the_settings_that_were_used(folder, run, settings, expected, absent):
     (folder / "hyp" / "generation.json").write_text(json.dumps({"settings": settings}))
     signature = run()["signature"]
-    assert said in signature
-    assert unsaid not in signature
+    assert expected in signature
+    assert absent not in signature
 
 
 def test_the_configuration_and_its_dataset_say_how_text_is_scored(folder, run):
-    """By lower case, and with compounds split."""
+    """In lower case, and with compounds split."""
     assert "case:mixed" in run()["details"]["sacrebleu"]["signature"]
     (folder / "model.yaml").write_text(CONFIG.replace("debian_en_de", "iwslt14_de_en"))
     shutil.copy(folder / "prepared" / "raw" / "test.de", folder / "prepared" / "raw" / "test.en")
@@ -89,13 +89,13 @@ def test_the_configuration_and_its_dataset_say_how_text_is_scored(folder, run):
     )
 
 
-def test_a_subset_without_untouched_text_has_the_scores_of_tokens(folder, run, capsys):
+def test_a_subset_without_plain_references_has_tokenised_scores_only(folder, run, capsys):
     scores = run("--subset=valid")
     assert list(scores) == ["bleu", "details", "signature"]
     assert "subset:valid" in scores["signature"]
     assert "valid.de: no score of untokenised text" in capsys.readouterr().out
     (folder / "model.yaml").write_text(SUMMARIES)
-    with pytest.raises(UserError, match=r"valid\.de, which rouge1 and rouge2 and rougeL are measured on"):
+    with pytest.raises(UserError, match=r"valid\.de, which rouge1 and rouge2 and rougeL are computed on"):
         run("--subset=valid")
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ FIXED = {"--max-len-a=0", "--max-len-b=4", "--min-len=4"}
 
 
 class Place:
-    """A selected run of ``model``, a configuration ``other``, and what is said of generations: the faster the later."""
+    """A finished run of ``model``, a configuration ``other``, and stand-ins for generations, ever faster."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch, self.runs = folder, patch, list[list[str]]()
@@ -71,21 +72,22 @@ def place(tmp_path, monkeypatch):
 
 def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(place):
     place.select("other", 1)
-    found = place.measure()
+    result = place.measure()
     assert place.names() == ["model", "other"] * 3  # the first of each is not counted
     for run in place.runs:
         assert {"--gen-subset=valid", "--beam=4", "--batch-size=256", "--max-len-b=77", "--lenpen=0.9"} <= {*run}
         assert not any(word.startswith(("--max-tokens", "--min-len")) for word in run)
-    assert [run["sentences_per_second"] for run in found["runs"]] == [6, 10]
-    assert found["sentences_per_second"] == {"mean": 8, "std": pytest.approx(8**0.5), "n": 2}
-    assert found["tokens_per_second"]["mean"] == 24
-    baseline = found["baseline"]
-    assert (baseline["sentences_per_second"]["mean"], found["trained"], found["ratio"]) == (10, True, 0.8)
-    assert found["settings"] == {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2, "fixed_length": None}
+    assert [run["sentences_per_second"] for run in result["runs"]] == [6, 10]
+    assert result["sentences_per_second"] == {"mean": 8, "std": pytest.approx(8**0.5), "n": 2}
+    assert result["tokens_per_second"]["mean"] == 24
+    baseline = result["baseline"]
+    assert (baseline["sentences_per_second"]["mean"], result["trained"], result["ratio"]) == (10, True, 0.8)
+    asked = {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2}
+    assert result["settings"] == {**asked, "fixed_length": None, "precision": "fp32"}
 
 
 def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
-    """Batches of at most so many lines; the first of each model is not counted; no lines, no speed."""
+    """Batches have at most 32 lines; the first of each model is not counted; lengths without lines have no speed."""
     place.select("other", 1)
     lines = ["a b c"] * 100 + [" ".join(["d"] * number) for number in (17, 33, 34)]
     (tmp_path / "valid.en").write_text("\n".join([*lines, ""]))
@@ -93,8 +95,9 @@ def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "perf_counter", lambda: next(clock) / 2)
 
     class Translator:
-        def __init__(self, model: Path, data: Path, languages: tuple[str, str], generate: dict) -> None:
+        def __init__(self, model: Path, data: Path, languages: Any, generate: dict, *, precision: str) -> None:
             assert (languages, generate["beam"], generate["lenpen"]) == (("en", "de"), 4, 0.9)
+            assert precision == "fp32"
             self.name = "model" if "model/" in str(model) else "other"
 
         def translate(self, batch: list[str]) -> None:
@@ -112,20 +115,20 @@ def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
 
 
 def test_random_weights_give_hypotheses_of_the_references_length(place):
-    """Even beside a trained baseline, which knows when to end."""
+    """Even beside a trained baseline, whose hypotheses end."""
     place.select("other", 1)
     (place.folder / "runs" / "model" / "selection" / "selection.json").unlink()
-    found, (lengths, *place.runs) = place.measure("--untrained"), place.runs
+    result, (lengths, *place.runs) = place.measure("--untrained"), place.runs
     assert "--max-len-b=1" in lengths
     assert place.names() == ["model", "other"] * 3
     assert all(FIXED | {"--beam=4"} <= {*run} for run in place.runs)
-    assert (found["trained"], found["settings"]["fixed_length"]) == (False, 4)
+    assert (result["trained"], result["settings"]["fixed_length"]) == (False, 4)
 
 
 def test_without_a_trained_baseline_there_is_no_ratio_and_without_a_selected_model_no_speed(place, capsys):
-    found = place.measure()
+    result = place.measure()
     assert "other.yaml has not been trained, so there is no ratio" in capsys.readouterr().out
-    assert (len(place.runs), found["baseline"], found["ratio"]) == (3, None, None)
+    assert (len(place.runs), result["baseline"], result["ratio"]) == (3, None, None)
     (place.folder / "model.yaml").write_text(CONFIG + SPEED.replace("other", "model"))
     assert place.measure()["ratio"] is None
     assert "trained" not in capsys.readouterr().out

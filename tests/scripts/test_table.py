@@ -65,11 +65,11 @@ ROWS = [
 @pytest.mark.parametrize(("records", "expected"), ROWS)
 def test_a_row_for_each_record_and_its_signatures(records, expected):
     lines = [" ".join(line.split()) for line in as_text(records).splitlines()]
-    wanted = [line.strip() for line in expected.splitlines()]
-    assert [line for line in lines if line in wanted] == wanted
+    expected_lines = [line.strip() for line in expected.splitlines()]
+    assert [line for line in lines if line in expected_lines] == expected_lines
 
 
-def test_a_file_that_is_no_record_is_refused(tmp_path):
+def test_a_file_that_is_not_a_record_is_refused(tmp_path):
     path = tmp_path / "record.json"
     with pytest.raises(UserError, match="run the stage"):
         main([str(path)])
@@ -80,22 +80,22 @@ def test_a_file_that_is_no_record_is_refused(tmp_path):
         main(["7", "8"])
 
 
-def test_a_locale_without_letters_is_enough(tmp_path):
+def test_an_ascii_locale_is_enough(tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [*python_module("scripts.table"), "3", "--work", tmp_path]
-    said = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
-    assert b"26.9 \\xb1 0.1" in said
+    out = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert b"26.9 \\xb1 0.1" in out
 
 
 @pytest.mark.parametrize("number", TABLES)
-def test_nothing_run_is_said_with_the_command_of_each_run(number, tmp_path):
+def test_a_table_without_runs_has_the_command_of_each(number, tmp_path):
     table = TABLES[number]
     text = paper_table(table, tmp_path)
     trained = [(row, column) for row in table.rows for column in table.columns if table.config(row, column)]
-    assert f"0 of the {len(trained)} figures that are trained here are measured" in text
+    assert f"0 of the {len(trained)} values that are trained here have been measured" in text
     assert text.count("not run") == len(trained) > 0
     assert all(row.name in text for row in table.rows)
-    assert ("on an NVIDIA P100" in text) == (number in (3, 7))  # whose speeds are the paper's own
+    assert ("on an NVIDIA P100" in text) == (number in (3, 7))  # the tables with speeds
     for row, column in trained:
         path = f"configs/{column.dataset}/{row.config}.yaml"
         assert f"python -m scripts.reproduce {path} --work {tmp_path}\n" in text + "\n"
@@ -184,20 +184,20 @@ def test_our_figures_stand_beside_the_papers(tmp_path):
     nosoftmax = " ".join(row_of(text, "DynamicConv (H=16) w/o softmax").split())
     assert nosoftmax.endswith("200M diverges diverges diverges (1 of 3 seeds) - - - -")
     assert "Ratios are to the speed of transformer" in text
-    wanted = [line for line in text.splitlines() if line.startswith("python -m scripts.reproduce")]
-    assert f"python -m scripts.reproduce configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in wanted
-    assert not any("/transformer.yaml" in line or "/dynamicconv_nosoftmax.yaml" in line for line in wanted)
+    commands = [line for line in text.splitlines() if line.startswith("python -m scripts.reproduce")]
+    assert f"python -m scripts.reproduce configs/wmt16_en_de/lightconv_noglu.yaml --work {tmp_path}" in commands
+    assert not any("/transformer.yaml" in line or "/dynamicconv_nosoftmax.yaml" in line for line in commands)
     assert "dynamicconv_nosoftmax: diverged after 120 updates" in text
 
 
-def test_figures_of_other_settings_are_said_to_be(tmp_path):
+def test_a_record_with_other_settings_is_reported(tmp_path):
     name, dataset = "lightconv_noglu", "wmt16_en_de_google"
     scores = {"bleu_compounds": [26.0, 26.5, 27.0]}
     now = load_config(CONFIGS / "wmt16_en_de" / f"{name}.yaml").merged()
     for settings, outdated in ((now, False), (now | {"precision": "bf16"}, False), (now | {"tune": {}}, True)):
         write(tmp_path, record(name, dataset, valid=scores, config=settings))
         text = paper_table(TABLES[3], tmp_path)
-        assert (f"wmt16_en_de/{name} was made with other settings than configs/" in text) == outdated
+        assert (f"wmt16_en_de/{name} was run with other settings than configs/" in text) == outdated
 
 
 def test_a_language_models_parameters_are_in_millions_and_perplexity_has_two_digits(tmp_path):

@@ -106,7 +106,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     monkeypatch.setattr(devices, "_installed", lambda: 0)
     for name in ("ATEN_CPU_CAPABILITY", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(precision, "bf16_reasons", lambda: {"unsupported": None, "slower": None})
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"bf16": None, "slower": None})
     made = Place(tmp_path, monkeypatch, capsys)
     made.config(CONFIG)
     return made
@@ -126,6 +126,12 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     assert place.each_update_is_in_the_log()
     given = json.loads(place.log.split("arguments: ")[1].splitlines()[0])
     assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*given}
+
+
+def test_a_training_that_validation_ends_is_complete_and_says_so(place):
+    said = place.train(FIRST="early stop since valid performance hasn't improved for last 3 runs", END_AT="2")
+    assert "ended at update 2 of 4: validation was no better 3 times in succession\n" in said
+    assert place.facts["updates"] == 2
 
 
 def test_two_trainings_never_share_a_folder(place, monkeypatch):

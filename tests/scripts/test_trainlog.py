@@ -41,6 +41,14 @@ def test_the_facts_of_a_resumed_run():
     assert read_log([]).seconds is None
 
 
+def test_a_training_that_validation_ended_before_its_last_update():
+    """Until it goes on."""
+    ended = f"{STAMP} fairseq_cli.train | early stop since valid performance hasn't improved for last 5 runs"
+    assert read_log(LINES).validations_without_gain is None
+    assert read_log([*LINES, ended]).validations_without_gain == 5
+    assert read_log([*LINES, ended, LINES[0]]).validations_without_gain is None
+
+
 def test_the_summary_of_a_training():
     """Its speed is a median: the first updates, and those beside other work, are slower."""
     lines = [inner(10 * n, 9 - n).replace('"wps": "100"', f'"wps": "{wps}"') for n, wps in enumerate([1, 90, 100, 110])]

@@ -3,21 +3,64 @@
 import argparse
 import io
 import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from fairseq.data import Dictionary
 
+from data_prep.common import terminal
 from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset, Step
 from data_prep.lines import line_steps
 from data_prep.text import bpe, sentencepiece
 from scripts import translate
-from scripts.fairseq_io.translator import Translator
+from scripts.fairseq_io import bulk, precision
+from scripts.fairseq_io.translator import Answer, Translator
 from scripts.pretrained import codes_file
 from scripts.scoring.detokenise import detokeniser
 from scripts.translate import Trained, find_trained
 
-ARGUMENTS = argparse.Namespace(beam=None, lenpen=None, precision="fp32", batch_size=1)
+
+def arguments(**options: object) -> argparse.Namespace:
+    """Return the command's arguments as they are by default, but for ``options``."""
+    defaults = {"beam": None, "lenpen": None, "precision": None, "batch_size": 1, "nbest": None}
+    return argparse.Namespace(**{**defaults, "file": None, "out": None, "max_tokens": 12, **options})
+
+
+class Upper:
+    """Stands for a ``Translator``: answers a line in capitals; its further hypotheses are numbered."""
+
+    longest = 9
+    batches: ClassVar[list[list[str]]] = []
+    settings: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, *given: Any, precision: str) -> None:
+        self.settings.clear()
+        self.settings.update(given[3])
+
+    def search(self, lines: Sequence[str], count: int) -> list[list[Answer]]:
+        self.batches.append(list(lines))
+        return [[Answer(f"{line.upper()} {n or ''}", -n / 2) for n in range(count)] for line in lines]
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path) -> Trained:
+    """A model that ``Upper`` stands for, of a dataset without steps."""
+    dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target="de", steps=(Step(name="tokenise"),))
+    monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
+    monkeypatch.setattr(translate, "line_steps", lambda *given: str)
+    monkeypatch.setattr(translate, "detokeniser", lambda *given: str)
+    monkeypatch.setattr(translate, "Translator", Upper)
+    monkeypatch.setattr(Upper, "batches", [])
+    (tmp_path / "model.pt").write_text("weights")
+    return Trained(tmp_path / "model.pt", tmp_path, "d", (tmp_path,), {}, {})
 
 
 def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
@@ -66,29 +109,20 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
 )
 def test_the_mark_between_sentences_goes_where_the_dataset_put_it(kind, steps, written, joined, monkeypatch, tmp_path):
     """And units are joined as the dataset parted them, where no record says how."""
-    asked = {}
-
-    class Model:
-        longest = 9
-
-        def __init__(self, *given, precision):
-            asked.update(given[3])
-
-        def translate(self, lines):
-            return ["a ¶ b" for _ in lines]
-
     named = tuple(Step(name=name) for name in steps)
     dataset = Dataset(name="d", file=tmp_path, kind=kind, source="en_article", target="en_summary", steps=named)
     monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
     monkeypatch.setattr(translate, "line_steps", lambda *given: str)
-    monkeypatch.setattr(translate, "Translator", Model)
+    monkeypatch.setattr(translate, "Translator", Upper)
+    monkeypatch.setattr(Upper, "search", lambda self, lines, count: [[Answer("a ¶ b", -1.0)] for _ in lines])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
     if joined and steps != ["apply_bpe"]:  # whole words need no codes, and that step names its own
         (tmp_path / "codes").touch()
     trained = Trained(tmp_path / "model.pt", tmp_path, "d", (tmp_path,), {}, {})
     out = io.BytesIO()
-    translate.run([b"x\n"], out, trained, ARGUMENTS)
+    translate.run(out, trained, arguments())
     assert out.getvalue().decode() == written + "\n"
-    assert asked == {"post-process": joined}
+    assert Upper.settings == {"post-process": joined, "precision": "fp32"}
 
 
 MARKS = "a@@ b|@@|a @@ b|<unk>|<s> a|a </s> b|<pad>|&#124;|&amp;|\u00b6|a \u00b6 b|x@|<<unk>>|a@-@b"
@@ -137,4 +171,139 @@ def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
     assert found.generate == {"beam": 5, "lenpen": 0.5, "batch-size": 128}  # of its authors' page
     (tmp_path / "code").unlink()
     with pytest.raises(UserError, match=r"of en in .*put the file there as codes\.en$"):
-        translate.run([], io.BytesIO(), found, ARGUMENTS)
+        translate.run(io.BytesIO(), found, arguments())
+
+
+LINES = ["a b c", "", "d", "e f g h i", "j k", "l m n", "o", "p q"]
+TEXT = "".join(f"{line}\n" for line in LINES)
+CAPITALS = TEXT.upper()
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / "my.en"
+    path.write_text(TEXT)
+    return path
+
+
+def test_lines_of_like_length_are_translated_together(trained, file, monkeypatch, capsys):
+    """The answers come in the order of the lines, within windows and across them."""
+    out = io.BytesIO()
+    translate.run(out, trained, arguments(file=file))
+    assert out.getvalue().decode() == CAPITALS
+    assert Upper.batches == [["e f g h i", "a b c"], ["l m n", "j k", "p q", "d"], ["o"]]
+    assert capsys.readouterr().err.startswith("8 lines in 0:00, ")
+    monkeypatch.setattr(bulk, "WINDOW", 3)
+    translate.run(out := io.BytesIO(), trained, arguments(file=file))
+    assert out.getvalue().decode() == CAPITALS
+    windows = [["a b c", "d"]], [["e f g h i", "l m n"], ["j k"]], [["p q", "o"]]
+    assert Upper.batches[3:] == [batch for window in windows for batch in window]
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("torn", [0, 7])
+def test_what_a_killed_run_translated_is_kept(batches, torn, trained, file, tmp_path, monkeypatch, capfd):
+    """Though its last line was half written, which costs that batch; a finished run leaves nothing else."""
+    out = tmp_path / "my.de"
+    search = Upper.search
+
+    def killed(self: Upper, lines: Sequence[str], count: int) -> list[list[Answer]]:
+        if len(self.batches) == batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return search(self, lines, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Upper, "search", killed)
+        process = get_context("fork").Process(
+            target=translate.run, args=(io.BytesIO(), trained, arguments(file=file, out=out))
+        )
+        process.start()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
+    (answers,) = tmp_path.glob(".my.de.work.lightconv/answers.jsonl")
+    if torn:
+        os.truncate(answers, answers.stat().st_size - torn)
+    capfd.readouterr()
+    translate.run(io.BytesIO(), trained, arguments(file=file, out=out))
+    assert out.read_text() == CAPITALS
+    assert len(Upper.batches) == 3 - batches + bool(torn)
+    lines = [0, 2, 6][batches - bool(torn)]
+    assert (f"{lines:,} lines were translated before, and are kept" in capfd.readouterr().err) == (lines > 0)
+    assert not answers.parent.exists()
+
+
+@pytest.mark.parametrize("change", [{"nbest": 2}, {"max_tokens": 5}, {"beam": 2}, {"text": TEXT[2:]}, {"model": "x"}])
+def test_another_command_starts_anew(change, trained, file, tmp_path, monkeypatch):
+    out = tmp_path / "my.de"
+    with monkeypatch.context() as patch:
+        patch.setattr(translate, "translate_file", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            translate.run(io.BytesIO(), trained, arguments(file=file, out=out))
+    kept = tmp_path / ".my.de.work.lightconv"
+    (kept / "answers.jsonl").write_text('[[1, [["WRONG", 0.0]]]]\n')
+    file.write_text(change.pop("text", TEXT))
+    trained.model.write_text(change.pop("model", "weights"))
+    translate.run(io.BytesIO(), trained, arguments(file=file, out=out, **change))
+    assert "WRONG" not in out.read_text()
+    assert not kept.exists()
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"out": "my.de"}, "--out is for the translations of a FILE"),
+        ({"file": "none.en"}, "there is no file .*none.en; expected text, a sentence per line"),
+        ({"file": "my.en", "out": "my.en"}, "my.en would be replaced, and holds files that this project did not write"),
+        ({"nbest": 9}, "--nbest is 9, and the search has 5 hypotheses; add --beam 9"),
+        ({"precision": "int8"}, "cannot be int8, since it is too old; take fp32"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_work(options, message, trained, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(precision, "processor_reasons", lambda: {"int8": "it is too old"})
+    paths = {key: tmp_path / value if key in ("file", "out") else value for key, value in options.items()}
+    with pytest.raises(UserError, match=message):
+        translate.run(io.BytesIO(), trained, arguments(**paths))
+    assert file.read_text() == TEXT
+
+
+def test_the_best_hypotheses_with_their_scores(trained, file):
+    translate.run(out := io.BytesIO(), trained, arguments(file=file, nbest=2))
+    rows = [line.split("\t") for line in out.getvalue().decode().splitlines()]
+    assert rows[:3] == [["1", "0.0000", "A B C"], ["1", "-0.5000", "A B C 1"], ["2", "", ""]]
+    assert [row[0] for row in rows] == list("112334455667788")
+
+
+def test_a_terminal_has_a_prompt_and_ends_with_ctrl_d(trained, monkeypatch, capsys):
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"one two\nthree\n\x04")
+    with open(terminal) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        translate.run(out := io.BytesIO(), trained, arguments())
+    os.close(keyboard)
+    assert out.getvalue().decode() == "ONE TWO\nTHREE\n"
+    assert capsys.readouterr().err == f"{trained.model}: type a line, or Ctrl-D to end\nen> en> en> \n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    clock = iter([100.0, 110.0, 131.0, 140.0, 162.0])
+    with monkeypatch.context() as patch:
+        if not is_terminal:
+            patch.setattr(terminal.time, "monotonic", lambda: next(clock))
+        with terminal.progress(100, "lines", done=20) as report:
+            for _ in range(4):
+                report(10)
+    printed = capsys.readouterr().err
+    if is_terminal:
+        assert "60/100" in printed
+    else:
+        assert printed.splitlines() == [
+            "40 of 100 lines, 0.6 lines a second, 1:33 left",
+            "60 of 100 lines, 0.6 lines a second, 1:02 left",
+        ]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from data_prep.common.errors import UserError
 from scripts import score, tune
 from scripts.config import Config, load_config, merge
 from scripts.fairseq_io.checkpoints import load
@@ -20,21 +21,37 @@ dataset: debian_lm
 seeds: [1]
 train: {arch: a, max-update: 2}
 average: {by: update, last: 2}
-tune: {last: [1, 2]}
+tune: {last: [best, 1, 2]}
 score: {metric: perplexity}
 """
 
 
-@pytest.mark.parametrize(("perplexities", "last"), [((9.0, 8.0), 2), ((8.0, 9.0), 1), ((8.0, 8.0), 1)])
-def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perplexities, last, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("perplexities", "last", "said"),
+    [
+        ((9.0, 9.0, 8.0), 2, "the mean of the last 2, with perplexity 8.00 on the validation set; others: the check"),
+        ((9.0, 8.0, 9.0), 1, "the last checkpoint (update 2), with perplexity 8.00 on the validation set; others: "),
+        ((9.0, 8.0, 8.0), 1, "the last checkpoint (update 2), with "),
+        ((8.0, 9.0, 8.5), "best", "the checkpoint with the best validation (update 1), with perplexity 8.00 on the "),
+        (
+            (8.0, 9.0, 8.5),
+            "best",
+            "validation set; others: the last checkpoint (update 2) 9.00, the mean of the last 2 8.50\n",
+        ),
+    ],
+)
+def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
+    perplexities, last, said, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "checkpoints").mkdir()
     for number in (1, 2):
         save(tmp_path / "checkpoints" / f"checkpoint_1_{number}.pt", {"w": torch.full((2,), float(number))}, number)
+    save(tmp_path / "checkpoints" / "checkpoint_best.pt", {"w": torch.ones(2)}, 1)
     (tmp_path / "data").mkdir()
     for name in ("dict.txt", "train.idx", "valid.idx"):
         (tmp_path / "data" / name).touch()
     (tmp_path / "model.yaml").write_text(CONFIG)
-    found = dict(zip((2.0, 1.5), perplexities, strict=True))  # by the mean of the weights
+    found = dict(zip((1.0, 2.0, 1.5), perplexities, strict=True))  # by the mean of the weights
 
     def evaluated(command: list[str], log: Path, units: str | None) -> SimpleNamespace:
         assert units is None  # of debian_lm
@@ -49,9 +66,15 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(perp
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
 
     tune.main([str(tmp_path / "model.yaml"), *folders])
+    assert said in capsys.readouterr().out
     chosen = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (chosen["chosen"], chosen["score"]) == ({"last": last}, min(perplexities))
-    assert load(tmp_path / "out" / "model.pt")["model"]["w"][0] == {1: 2.0, 2: 1.5}[last]
+    delivered = load(tmp_path / "out" / "model.pt")
+    assert delivered["model"]["w"][0] == {"best": 1.0, 1: 2.0, 2: 1.5}[last]
+    assert "last_optimizer_state" not in delivered
+    (tmp_path / "checkpoints" / "checkpoint_best.pt").unlink()
+    with pytest.raises(UserError, match=r"has no checkpoint_best\.pt; run scripts\.train, with validation, to the end"):
+        tune.main([str(tmp_path / "model.yaml"), *folders])
 
 
 def test_the_search_of_the_first_of_equal_translations_is_kept():

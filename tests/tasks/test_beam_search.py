@@ -251,7 +251,10 @@ def test_alignments_are_those_of_the_full_pass(arch):
 @pytest.mark.parametrize("alpha", [None, 1.0])
 def test_impossible_lengths_and_models_are_refused(alpha):
     with pytest.raises(ValueError, match="--min-len 9 is larger than the longest hypothesis allowed, 3"):
-        generator([model(LIGHT)], alpha=alpha, min_len=9, max_len_b=3).generate([], sample([4]))
+        generator([model(LIGHT)], alpha=alpha, min_len=9, max_len_a=0.5, max_len_b=1).generate([], sample([4]))
+    for beam in (0, -2):
+        with pytest.raises(ValueError, match=f"--beam is {beam}, expected a whole number from 1 on"):
+            generator([model(LIGHT)], alpha=alpha, beam=beam)
     for search in (captured, in_steps):
         with pytest.raises(RuntimeError, match="no hypothesis of 2 sentences could end after 3 tokens"):
             search(generator([without_numbers()], alpha=alpha, max_len_b=3), sample([4, 2]))

@@ -1,18 +1,24 @@
 """A few updates of a small model, by fairseq's trainer as it is or as graphs make them."""
 
+import functools
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from fairseq.data.language_pair_dataset import collate
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
 from lightconv_plugin import register  # noqa: F401  the models
+from lightconv_plugin.ops import library
+from lightconv_plugin.ops.fused import update as ending
+from lightconv_plugin.training import CapturedTrainer
 from lightconv_plugin.training.shapes import Padding, Shape, shape_of
 from lightconv_plugin.training.updates import Updates
 from scripts.fairseq_io.models import translation
+from tests.tape import as_operator, capture_on_cpu
 
 TYPES, LONGEST = 60, 16
 SIDES = ("encoder", "decoder")
@@ -64,6 +70,20 @@ def updates_on_cpu(trainer: Any, padding: Padding, planned: list[Shape], *, grap
     model, criterion = trainer.get_model(), trainer.get_criterion()
     processes = trainer.data_parallel_world_size
     return Updates(model, criterion, trainer.task, padding, planned, capture=graphs, processes=processes)
+
+
+def make_updates_on_cpu(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
+    """Have captured trainers make their updates on the CPU, as graphs on the tape or launched."""
+    monkeypatch.setattr(CapturedTrainer, "_make_updates", functools.partialmethod(updates_on_cpu, graphs=graphs))
+
+
+def capture_updates_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have captured trainers make their updates as graphs on the CPU's tape."""
+    capture_on_cpu(monkeypatch)
+    assert library.load() is None
+    for name in ("decide", "adam"):
+        monkeypatch.setattr(ending, name, as_operator(getattr(ending, name)))
+    make_updates_on_cpu(monkeypatch, graphs=True)
 
 
 def plan_for(trainer: Any, samples: list[Any]) -> None:

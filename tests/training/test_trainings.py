@@ -17,6 +17,8 @@ from lightconv_plugin.training import CapturedTrainer, shapes
 from tests.compat.conftest import corpus as corpus
 from tests.training.runs import KERNELS, NO_DROPOUT, NO_DROPPED_WEIGHTS
 
+pytestmark = pytest.mark.slow  # whole trainings of 8 updates by fairseq-train, two or more in each case
+
 ONE_LAYER = [
     word
     for side in ("encoder", "decoder")
@@ -127,8 +129,8 @@ def trainings(graphs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         done = []
         for folder in (tmp_path / "captured", tmp_path / "fairseqs"):
             words = [[word.replace("FOLDER", str(folder)) for word in command] for command in commands]
-            if any("--fp16" in command for command in commands):
-                # fairseq asks CUDA for a device, of which parameters in float16 are, and for a zero on it
+            if any({"--fp16", "--quant-noise-scalar"} & {*command} for command in commands):
+                # fairseq asks CUDA for a device, of which parameters in float16 are, and for numbers on it
                 monkeypatch.setattr("torch.cuda.current_device", lambda: None)
                 monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
             done.append(train(data, *(["--save-dir", str(folder), *own] for own in words)))
@@ -178,6 +180,11 @@ TASKS: dict[str, tuple[list[str], str, str | None]] = {
         THEIRS,
         f"--task multilingual_translation --arch multilingual_transformer {MULTILINGUAL}",
         "MultilingualTranslationTask has a train_step of its own",
+    ),
+    "layers that count their calls": (
+        [*THEIRS, *PAIR],
+        "--arch transformer --quant-noise-scalar 0.5",
+        "TransformerModel.encoder.embed_tokens has hooks",
     ),
     "an adaptive softmax": ([*THEIRS, *PAIR], f"--arch transformer {ADAPTIVE}", HOST),
     "a language model with adaptive input": (

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightconv_plugin.ops.backend import takes
 from lightconv_plugin.ops.fused.train import dropout, masked_softmax
 
-MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates`` takes on a GPU; of beams ``search_step`` too
+MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates`` and ``search_step`` take on a GPU
 NEVER = -1  # the step in which a hypothesis ended that there is not
 
 
@@ -53,33 +53,69 @@ def attend_with_weights(
     return out.reshape(1, rows, channels), weights
 
 
+class BlockWeights(NamedTuple):
+    """Weights of a decoder's block, under the names that the operator ``decoder_block`` has for them.
+
+    Those of linear layers are (out, in), or as ``pack_weight`` gives them.
+
+    Attributes:
+        in_weight, in_bias: of the layer into the convolution.
+        kernel: its logits (H, K), or, dynamic, the weight (H * K, C') of the layer that predicts them.
+        out_weight, out_bias: of the layer out of the convolution.
+        mixer_norm_weight, mixer_norm_bias: of the layer norm of its residual connection, (C,).
+        query_weight, query_bias: of the layer that gives the queries to the source.
+        attended_weight, attended_bias: of the layer out of the attention to the source.
+        attention_norm_weight, attention_norm_bias: of the layer norm of its residual connection, (C,).
+        first_weight, first_bias, second_weight, second_bias: of the two layers of the feed-forward network.
+        ffn_norm_weight, ffn_norm_bias: of the layer norm of its residual connection, (C,).
+    """
+
+    in_weight: Tensor
+    in_bias: Tensor
+    kernel: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+    mixer_norm_weight: Tensor
+    mixer_norm_bias: Tensor
+    query_weight: Tensor
+    query_bias: Tensor
+    attended_weight: Tensor
+    attended_bias: Tensor
+    attention_norm_weight: Tensor
+    attention_norm_bias: Tensor
+    first_weight: Tensor
+    first_bias: Tensor
+    second_weight: Tensor
+    second_bias: Tensor
+    ffn_norm_weight: Tensor
+    ffn_norm_bias: Tensor
+
+
 def decoder_block(
     x: Tensor,
-    parameters: list[Tensor],
-    packed: list[Tensor],
+    weights: BlockWeights,
     inputs: dict[str, Tensor],
     source: dict[str, Any],
     *,
+    conv_heads: int,
     heads: int,
     gated: bool,
     dynamic: bool,
     norm_first: bool,
     eps: float,
 ) -> Tensor:
-    """One position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward network.
+    """Compute one position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward.
 
-    ``models.layers.DecoderBlock`` is the definition. Only where the library ``takes`` it.
+    ``models.layers.DecoderBlock`` is the reference implementation. Only where the library ``takes`` it.
 
     Args:
         x: (1, N, C).
-        parameters: weight (out, in) and bias of the map into the convolution; its logits (H, K), or, dynamic, the
-            weight (H * K, C') that predicts them; weight and bias of the map out of it and of its layer norm; of the
-            query's map, the attention's map out and its norm; of both maps of the network and its norm.
-        packed: those weights of linear maps as ``pack_weight`` gives them, for products in bfloat16; empty for float32.
+        weights: of the block.
         inputs: the convolution's state, as ``conv_step`` of the native backend gave it; changed in place.
         source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
+        conv_heads: H, of the convolution.
         heads: of the attention.
-        gated: the map into the convolution gives 2C' channels, for a GLU.
+        gated: the layer into the convolution gives 2C' channels, for a GLU.
         dynamic: kernels are predicted from what is convolved.
         norm_first: layer norm before each part; otherwise after each sum.
         eps: of the layer norms.
@@ -89,8 +125,8 @@ def decoder_block(
     """
     state = (inputs[name] for name in ("ring", "ancestors", "position"))
     attended = (source[name] for name in ("keys", "values", "padding", "sentence"))
-    rules = (heads, gated, dynamic, norm_first, eps)
-    return torch.ops.lightconv.decoder_block(x, parameters, packed, *state, *attended, *rules)
+    options = (conv_heads, heads, gated, dynamic, norm_first, eps)
+    return torch.ops.lightconv.decoder_block(x, *weights, *state, *attended, *options)
 
 
 def step_candidates(
@@ -192,7 +228,7 @@ def search_step(
             the first to end are the result.
     """
     beam = beams.steps.shape[1]
-    if beam <= MOST_BEAMS and takes("search_step", values):
+    if (values.is_cpu or beam <= MOST_BEAMS) and takes("search_step", values):
         torch.ops.lightconv.search_step(values, words, parents, *beams, eos, stepwise)
         return
     step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)

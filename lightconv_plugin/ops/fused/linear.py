@@ -1,9 +1,16 @@
-"""Linear maps, and the type that their products are computed in on a processor.
+"""Linear layers, and the precision that their products are computed in on a processor.
 
-With $LIGHTCONV_MATMUL=bf16, or after ``set_precision("bf16")``, the operands of a linear map's product are rounded to
-bfloat16, and the library computes it with AMX or AVX512-BF16. Its sums stay in float32, as do parameters, gradients
-and activations. PyTorch's switch, ``torch.set_float32_matmul_precision("medium")``, asks for the same. It also has
-PyTorch's own products computed so, by oneDNN, which prepares itself anew for every new shape.
+Three precisions can be chosen by $LIGHTCONV_MATMUL or ``set_precision``:
+
+* fp32, the default.
+* bf16: the operands of every product are rounded to bfloat16, and the library computes it with AMX or AVX512-BF16. Sums
+  stay in float32, as do parameters, gradients and activations. PyTorch's switch,
+  ``torch.set_float32_matmul_precision("medium")``, asks for the same. It also has PyTorch's own products computed so,
+  by oneDNN, which prepares itself anew for every new shape.
+* int8: weights are rounded to 8-bit integers with a scale for each output, activations (to 7 bits on processors without
+  VNNI) with a scale and a zero point for each row, so that a sentence's result does not depend on what else is in its
+  batch. Sums are exact, in 32-bit integers. It is for weights that a search has packed (``pack_weight``); all else, and
+  training, is in fp32.
 """
 
 import logging
@@ -23,32 +30,38 @@ from lightconv_plugin.ops.backend import takes
 logger = logging.getLogger(__name__)
 
 VARIABLE = "LIGHTCONV_MATMUL"
-UNITS = ("none", "AVX512-BF16", "AMX")
+PRECISIONS = ("fp32", "bf16", "int8")
+BF16_UNITS = ("none", "AVX512-BF16", "AMX")
+INT8_UNITS = ("none", "AVX2", "AVX-512", "AVX-VNNI", "AVX512-VNNI", "AMX")
+SEVEN_BITS = ("AVX2", "AVX-512")  # units that take activations of 7 bits in int8
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None, *, relu: bool = False
 ) -> Tensor:
-    """x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
+    """Return x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
 
     For few rows the product takes no longer than reading the weights once, where a decoding step spends its time.
 
     Args:
         packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
-        relu: what is negative becomes 0; on a GPU within the product, where no gradients are recorded.
+        relu: what is negative becomes 0; within the product where the weight is packed, and on a GPU where no gradients
+            are recorded.
     """
+    if packed is not None and takes("packed_linear", x, weight, bias):
+        return torch.ops.lightconv.packed_linear(x, packed, bias, len(weight), relu)
     if relu:
         elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
         if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
             rows = torch_private.linear_relu(x.reshape(-1, weight.shape[1]), weight, bias)
             return rows.view(*x.shape[:-1], len(weight))
-        return F.relu(linear(x, weight, bias, packed))
-    if packed is None and takes("few_rows_linear", x, weight, bias):
+        return F.relu(linear(x, weight, bias))
+    if takes("few_rows_linear", x, weight, bias):
         return torch.ops.lightconv.few_rows_linear(x, weight, bias)
     if takes("bf16_linear", x, weight, bias):
         if recorded(x, weight, bias):
             return _Bf16Linear.apply(x, weight, bias)
-        return torch.ops.lightconv.bf16_linear(x, weight, bias, packed)
+        return torch.ops.lightconv.bf16_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -58,7 +71,7 @@ class _Bf16Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
-        return torch.ops.lightconv.bf16_linear(x, weight, bias, None)
+        return torch.ops.lightconv.bf16_linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -75,23 +88,37 @@ class _Bf16Linear(Function):
 
 
 def pack_weight(weight: Tensor) -> Tensor | None:
-    """weight (out, in) in bfloat16, in the order in which products read it; None where they are computed in float32."""
+    """Return weight (out, in) in the order in which products read it, in the precision that they are computed in.
+
+    None for a weight that is not float32 on a processor.
+    """
     weight = weight.detach()
-    return torch.ops.lightconv.bf16_pack(weight) if takes("bf16_pack", weight, weight) else None
+    if not takes("pack_weight", weight, weight):
+        return None
+    return torch.ops.lightconv.pack_weight(weight, backend.precision_of_products())
 
 
 def bf16_units() -> str:
-    """The processor's units for products in bfloat16: one of ``UNITS``. $ATEN_CPU_CAPABILITY can forbid them."""
-    if library.load() is not None:
-        return UNITS[0]
-    return UNITS[torch.ops.lightconv.cpu_bf16_units(-1)]
+    """Return the processor's units for products in bfloat16, one of ``BF16_UNITS``.
+
+    $ATEN_CPU_CAPABILITY and $ONEDNN_MAX_CPU_ISA can forbid them.
+    """
+    return BF16_UNITS[torch.ops.lightconv.cpu_bf16_units(-1)] if library.load() is None else BF16_UNITS[0]
 
 
-def lacking() -> str | None:
-    """Return the reason why there are no products in bfloat16; None where there are."""
-    if bf16_units() != UNITS[0]:
+def int8_units() -> str:
+    """Return the processor's units for products of 8-bit integers, one of ``INT8_UNITS``; see ``bf16_units``."""
+    return INT8_UNITS[torch.ops.lightconv.cpu_int8_units(-1)] if library.load() is None else INT8_UNITS[0]
+
+
+def lacking(precision: str) -> str | None:
+    """Return the reason why there are no products in this precision here; None where there are."""
+    if precision == "fp32":
         return None
-    return library.load() or "this processor has no units for it that may be used (AMX or AVX512-BF16)"
+    if reason := library.load():
+        return reason
+    units, needed = (bf16_units(), "AMX or AVX512-BF16") if precision == "bf16" else (int8_units(), "AVX2 or better")
+    return f"this processor has no units for {precision} that may be used ({needed})" if units == "none" else None
 
 
 def slower() -> str | None:
@@ -100,7 +127,7 @@ def slower() -> str | None:
     AMX and AMD's units are faster than float32. An Intel processor that has AVX512-BF16 without AMX took 1.8 times as
     long with it (768 to 2,048 rows, one thread).
     """
-    if reason := lacking():
+    if reason := lacking("bf16"):
         return reason
     if bf16_units() == "AMX" or "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         return None
@@ -108,21 +135,24 @@ def slower() -> str | None:
 
 
 def set_precision(chosen: str) -> None:
-    """Compute the products of linear maps on processors in "bf16" or "fp32".
+    """Compute the products of linear layers on processors in one of ``PRECISIONS``.
 
-    Where the processor has no units for bfloat16, a warning says so, and it is fp32.
+    Where the processor has no units for bfloat16, a warning says so, and it is fp32: the results are better than those
+    that were asked for. int8 is asked for to save time and memory, and is not replaced.
 
     Raises:
-        ValueError: another word.
+        ValueError: another word, or int8 where the processor or the library does not have it.
     """
-    if chosen not in ("bf16", "fp32"):
-        raise ValueError(f"the precision of products is {chosen!r}; expected bf16 or fp32")
-    if chosen == "bf16" and (reason := lacking()):
+    if chosen not in PRECISIONS:
+        raise ValueError(f"the precision of products is {chosen!r}; expected one of: {', '.join(PRECISIONS)}")
+    if reason := lacking(chosen):
+        if chosen == "int8":
+            raise ValueError(f"the precision of products cannot be int8, since {reason}; take fp32")
         logger.warning(
             "lightconv_plugin: products are to be in bfloat16, and are computed in float32, since %s", reason
         )
         chosen = "fp32"
-    backend.products_in_bf16 = chosen == "bf16"
+    backend.products = chosen
 
 
 if asked := os.environ.get(VARIABLE):

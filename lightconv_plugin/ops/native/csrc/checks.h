@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 
 #include "tensor.h"
@@ -27,7 +28,7 @@ inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Ten
   STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == K && ancestors.size(1) == N &&
                       ancestors.scalar_type() == ScalarType::Int && ancestors.is_contiguous(),
                   "conv_step: expected ancestors (K, N), int32, contiguous");
-  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+  STD_TORCH_CHECK(ring.size(1) <= INT32_MAX && position.numel() == 1 && position.scalar_type() == ScalarType::Long,
                   "conv_step: expected position (1,), int64");
   return ring.size(1);
 }
@@ -60,14 +61,53 @@ inline void check_loss(const Tensor& logits, const Tensor& target) {
                   "smoothed_nll: expected logits (N, V) and target (N,), int64");
 }
 
-// Logits (N, V) of the continuations of N / beams sentences, scores (N,), and limits (3,).
-inline void check_candidates(const Tensor& logits, const Tensor& scores, const Tensor& limits, int64_t beams) {
-  STD_TORCH_CHECK(logits.dim() == 2 && beams > 0 && logits.size(0) % beams == 0,
-                  "step_candidates: expected logits (sentences * beams, V)");
+// Logits (N, V) of the continuations of N / beams sentences, scores (N,), limits (3,), and the special tokens.
+inline void check_candidates(const Tensor& logits, const Tensor& scores, const Tensor& limits, int64_t beams,
+                             double temperature, std::initializer_list<int64_t> special) {
+  STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.size(1) <= INT32_MAX && beams > 0 &&
+                      logits.size(0) % beams == 0,
+                  "step_candidates: expected logits (sentences * beams, V), V from 1 on; got beams = ", beams);
+  STD_TORCH_CHECK(temperature > 0, "step_candidates: expected a temperature above 0; got ", temperature);
+  for (int64_t token : special)
+    STD_TORCH_CHECK(token >= 0 && token < logits.size(1), "step_candidates: a special token is outside the vocabulary");
   STD_TORCH_CHECK(scores.numel() == logits.size(0) && scores.scalar_type() == ScalarType::Float,
                   "step_candidates: expected scores (sentences * beams,), float32");
   STD_TORCH_CHECK(limits.numel() == 3 && limits.scalar_type() == ScalarType::Long && limits.is_contiguous(),
                   "step_candidates: expected limits (3,), int64");
+}
+
+// Sizes of the end of a step of a search: hypotheses in all and of each sentence, steps at most, slots of the rings.
+struct SearchSizes {
+  int64_t N, sentences, beams, longest, slots;
+};
+
+// Candidates (sentences, 2 * beams), and a search as ops.Beams describes it.
+inline SearchSizes check_search(const Tensor& values, const Tensor& candidates, const Tensor& origins, const Tensor& limits,
+                                const Tensor& clock, const Tensor& penalties, const Tensor& newest, const Tensor& scores,
+                                const Tensor& order, const Tensor& words, const Tensor& parents, const Tensor& sums,
+                                const Tensor& steps, const Tensor& rows, const Tensor& totals, const Tensor& ranks,
+                                const Tensor& open, const Tensor& ancestors) {
+  SearchSizes sizes{newest.numel(), clock.numel(), 1, penalties.numel(), 0};
+  if (sizes.sentences > 0) sizes.beams = sizes.N / sizes.sentences;
+  STD_TORCH_CHECK(sizes.beams >= 1 && sizes.N == sizes.sentences * sizes.beams,
+                  "search_step: expected newest (sentences * beam,) and clock (sentences,)");
+  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(1) == sizes.N && ancestors.scalar_type() == ScalarType::Int &&
+                      ancestors.is_contiguous() && ancestors.size(0) <= INT32_MAX,
+                  "search_step: expected ancestors (slots, sentences * beam), int32, contiguous");
+  sizes.slots = ancestors.size(0);
+  const auto expect = [](const Tensor& x, ScalarType type, int64_t size) {
+    STD_TORCH_CHECK(x.numel() == size && x.scalar_type() == type && x.is_contiguous(),
+                    "search_step: expected tensors as ops.Beams describes them");
+  };
+  const int64_t N = sizes.N, all = sizes.longest * N;
+  expect(values, ScalarType::Float, 2 * N), expect(candidates, ScalarType::Long, 2 * N);
+  expect(origins, ScalarType::Long, 2 * N), expect(limits, ScalarType::Long, 3);
+  expect(clock, ScalarType::Long, sizes.sentences), expect(penalties, ScalarType::Double, sizes.longest);
+  expect(newest, ScalarType::Long, N), expect(scores, ScalarType::Float, N), expect(order, ScalarType::Long, N);
+  expect(words, ScalarType::Long, all), expect(parents, ScalarType::Long, all), expect(sums, ScalarType::Float, all);
+  expect(steps, ScalarType::Long, N), expect(rows, ScalarType::Long, N), expect(totals, ScalarType::Float, N);
+  expect(ranks, ScalarType::Double, N), expect(open, ScalarType::Bool, sizes.sentences);
+  return sizes;
 }
 
 // What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).

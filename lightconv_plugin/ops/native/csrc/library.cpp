@@ -40,18 +40,21 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "Tensor(g!) parents, Tensor(h!) sums, Tensor(i!) steps, Tensor(j!) rows, Tensor(k!) totals, Tensor(l!) ranks, "
            "Tensor(m!) open, Tensor(n!) ancestors, int eos, bool stepwise) -> ()",
            "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
-           "bf16_pack(Tensor weight) -> Tensor",
-           "bf16_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? packed) -> Tensor",
+           "pack_weight(Tensor weight, str precision) -> Tensor",
+           "packed_linear(Tensor x, Tensor packed, Tensor? bias, int out, bool relu) -> Tensor",
+           "bf16_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
            "bf16_linear_backward(Tensor grad, Tensor x, Tensor weight, bool need_x, bool need_weight, bool need_bias) "
            "-> (Tensor, Tensor, Tensor)",
            "cpu_bf16_units(int most) -> int",
-           // parameters: weight and bias of the map in; the kernel (H, K), or the weight (H * K, C') that predicts it;
-           // weight and bias of the map out and of its norm; of the query's map, the attention's map out and its norm;
-           // of both maps of the feed-forward network and its norm
-           // packed: the weights of the linear maps among them, as bf16_pack gives them, or none of them
-           "decoder_block(Tensor x, Tensor[] parameters, Tensor[] packed, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, "
-           "Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads, bool gated, bool dynamic, "
-           "bool norm_first, float eps) -> Tensor",
+           "cpu_int8_units(int most) -> int",
+           // the weights as ops.BlockWeights names and describes them
+           "decoder_block(Tensor x, Tensor in_weight, Tensor in_bias, Tensor kernel, Tensor out_weight, Tensor out_bias, "
+           "Tensor mixer_norm_weight, Tensor mixer_norm_bias, Tensor query_weight, Tensor query_bias, "
+           "Tensor attended_weight, Tensor attended_bias, Tensor attention_norm_weight, Tensor attention_norm_bias, "
+           "Tensor first_weight, Tensor first_bias, Tensor second_weight, Tensor second_bias, Tensor ffn_norm_weight, "
+           "Tensor ffn_norm_bias, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, Tensor keys, Tensor values, "
+           "Tensor? padding, Tensor sentence, int conv_heads, int heads, bool gated, bool dynamic, bool norm_first, "
+           "float eps) -> Tensor",
        })
     m.def(schema);
 }

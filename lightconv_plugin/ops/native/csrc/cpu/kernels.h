@@ -34,6 +34,13 @@ struct Piece {
   int64_t b, b_end, t, rows;
 };
 
+// What the lanes of a vector are.
+enum class Lanes {
+  channels,           // of one head
+  channels_of_heads,  // of several: LightConv without DropConnect, a head having fewer channels than a vector
+  heads,              // one channel of each: kernels for each position, of few channels a head and few taps
+};
+
 // The work of one pass is cut into units: some heads, some sentences, a chunk of time. How it is cut does not depend on
 // the number of threads, so neither does the order in which anything is summed.
 struct Units {
@@ -41,8 +48,8 @@ struct Units {
   int64_t batches, sentences;  // of sentences, where they are short; sentences of a batch, the last may have fewer
   const Piece* pieces;         // packed: these in place of chunks and batches, of at most `rows` positions in all
   int64_t groups, heads;       // of heads; heads of a group, the last may have fewer
-  bool wide;                   // heads are narrower than a vector: lanes run over several heads
-  bool kernel_rows;            // a kernel is laid out for each position and head
+  Lanes lanes;
+  bool by_position;            // each position has its kernels: DynamicConv's, or LightConv's under DropConnect
   int64_t count;               // groups * partials
   size_t scratch;              // bytes that a thread needs
   int64_t partials;            // chunks * batches, or pieces: LightConv's backward has as many sums (H, K) of type A
@@ -117,12 +124,19 @@ struct Search {
   int32_t* tokens;                 // (N, count)
 };
 
-// y = x weight^T + bias
+// A weight (out, in) in the order in which products of one type read it.
+struct PackedWeight {
+  enum class Type { none, f32, bf16, int8 } type;
+  const void* data;  // f32: (ceil(out / 16), in, 16), zero where the weight has nothing; bf16.h and int8.h have the others
+};
+
+// y = x weight^T + bias, and 0 for what is negative where relu is true.
 struct Linear {
   int64_t rows, in, out;
   const float *x, *weight, *bias;  // (rows, in), (out, in), (out) or null
-  const uint16_t* packed;          // the weight for products in bfloat16 (bf16.h), or null: in float32
-  float* y;                        // (rows, out)
+  PackedWeight packed;             // read in place of weight where there is one
+  bool relu;
+  float* y;  // (rows, out)
 };
 
 // Of C channels: (C), (C)
@@ -143,7 +157,8 @@ struct Kernels {
   void (*loss_gradient)(const LossTask&, const LossGradient&, int64_t begin, int64_t end);
   void (*attend)(const Attention&, void* scratch, int64_t begin, int64_t end);
   void (*best)(const Search&, void* scratch, int64_t begin, int64_t end);
-  void (*linear)(const Linear&, int64_t begin, int64_t end);  // columns of y
+  void (*linear)(const Linear&, int64_t begin, int64_t end);         // columns of y
+  void (*linear_packed)(const Linear&, int64_t begin, int64_t end);  // pairs of blocks of 16 columns of y
   // of few rows, between the products of a block
   void (*gate)(const float* x, int64_t rows, int64_t C, float* y);  // (rows, 2C) to (rows, C)
   void (*normalize)(const LayerNorm&, const float* x, int64_t rows, int64_t C, float* y);
@@ -169,9 +184,9 @@ static inline int64_t step_scratch(const Step& step) {
   return block_rows(step) * (step.H * step.K + step.C) + (by_head(step) ? 0 : step.K * step.C);
 }
 
-// Numbers of 8 bytes that `attend` needs for itself: a query, a sum and the weights of a head, the first of which is read
-// whatever S is.
-static inline int64_t attend_scratch(const Attention& a) { return 2 * (a.C / a.H) + a.S + 1; }
+// Numbers of 8 bytes that `attend` needs for itself: queries, sums and weights of rows that it does together, and the
+// positions that are seen.
+static inline int64_t attend_scratch(const Attention& a) { return 5 * (2 * a.C + a.H * a.S) + a.S; }
 
 // And for `best`: the largest logit of each chunk.
 constexpr int64_t kSearchChunk = 256;

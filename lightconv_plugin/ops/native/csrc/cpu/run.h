@@ -38,10 +38,18 @@ inline void run(const Step& step) {
 // The state of a step, and where in it the newest input goes; `position` counts it.
 inline void take_state(Step& step, const Tensor& ring, const Tensor& ancestors, const Tensor& position) {
   int64_t& inputs = *static_cast<int64_t*>(position.mutable_data_ptr());
-  step.slot = inputs % step.K;
-  step.inputs = std::min(++inputs, step.K);
+  STD_TORCH_CHECK(inputs >= 0 && inputs < INT64_MAX, "conv_step: expected a position from 0 on; got ", inputs);
   step.ring = ring.mutable_data_ptr();
   step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
+  step.slot = inputs % step.K;
+  step.inputs = std::min(inputs + 1, step.K);
+  for (int64_t k = 1; k < step.inputs; ++k) {  // the slots that are read; the newest input's is written
+    const int32_t* rows = step.ancestors + (step.slot + step.K - k) % step.K * step.N;
+    bool inside = true;
+    for (int64_t n = 0; n < step.N; ++n) inside &= rows[n] >= 0 && rows[n] < step.M;
+    STD_TORCH_CHECK(inside, "conv_step: the ancestors name rows that the ring does not have");
+  }
+  ++inputs;
 }
 
 }  // namespace lightconv

@@ -13,7 +13,7 @@ void normalize(const T* logits, const Step& s, A* __restrict__ kernel) {
     const A top = largest(kernel + head, s.K);
     for (int64_t i = head; i < head + s.K; ++i) kernel[i] -= top;
   }
-  for (int64_t i = 0; i < size; ++i) kernel[i] = exponential(kernel[i]);  // of all heads: K fills no vectors
+  exponentials(kernel, size);  // of all heads: K fills no vectors
   for (int64_t head = 0; head < size; head += s.K) {
     const A scale = 1 / total(kernel + head, s.K);
     for (int64_t i = head; i < head + s.K; ++i) kernel[i] *= scale;

@@ -86,17 +86,44 @@ inline Vec<double> exp_of(Vec<double> x) {
   return x;
 }
 
+// Vectors of the numbers in memory, and back. Of bfloat16: 16 bits of each lane, rounded as in types.inl.
+template <class A>
+struct BitsOf {
+  typedef std::conditional_t<sizeof(A) == 4, uint32_t, uint64_t> type __attribute__((vector_size(kVectorBytes)));
+  typedef uint16_t halves __attribute__((vector_size(kVectorBytes / 2)));
+};
+template <class A>
+using Bits = typename BitsOf<A>::type;
+
+template <class A>
+inline Vec<A> widened(typename BitsOf<A>::halves halves) {
+  return __builtin_bit_cast(Vec<A>, __builtin_convertvector(halves, Bits<A>) << 16);
+}
+
+template <class A>
+inline Bits<A> rounded(Vec<A> v) {
+  const Bits<A> bits = __builtin_bit_cast(Bits<A>, v);
+  return v != v ? Bits<A>{} + 0x7FC0 : (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+}
+
 template <class A, class S>
 inline Vec<A> load_as(const S* from) {
   if constexpr (std::is_same_v<A, S>) {
     return load(from);
   } else {
-    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
-    typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
-    Halves halves;
+    typename BitsOf<A>::halves halves;
     __builtin_memcpy(&halves, from, sizeof halves);
-    const Words words = __builtin_convertvector(halves, Words);
-    return __builtin_bit_cast(Vec<A>, words << 16);
+    return widened<A>(halves);
+  }
+}
+
+template <class A, class S>
+inline void store_as(S* to, Vec<A> v) {
+  if constexpr (std::is_same_v<A, S>) {
+    store(to, v);
+  } else {
+    const auto halves = __builtin_convertvector(rounded<A>(v), typename BitsOf<A>::halves);
+    __builtin_memcpy(to, &halves, sizeof halves);
   }
 }
 
@@ -132,28 +159,131 @@ inline void by_number(int64_t n, Call call) {
   }
 }
 
+// ---- Groups of neighbours taken apart ----
+
+// The numbers in 16 bytes. Shuffles within each 16 bytes of a vector, a piece, are one instruction at any width.
+template <class A>
+constexpr int kPiece = 16 / static_cast<int>(sizeof(A));
+
+// A vector of pieces that lie `apart` numbers apart, and back. Nothing outside of them is read where there are as many
+// vectors of such pieces side by side.
+template <class A, class S>
+inline Vec<A> load_pieces(const S* from, int64_t apart) {
+  constexpr int m = kPiece<A>, pieces = kLanes<A> / m;
+  if constexpr (std::is_same_v<A, S>) {
+    Vec<A> v = load(from);
+#pragma GCC unroll 4
+    for (int piece = 1; piece < pieces; ++piece) {
+      Index<A> mask;
+      for (int i = 0; i < kLanes<A>; ++i) mask[i] = i / m == piece ? kLanes<A> + i : i;
+      v = __builtin_shuffle(v, load(from + piece * (apart - m)), mask);
+    }
+    return v;
+  } else {
+    typedef uint64_t Quarters __attribute__((vector_size(kVectorBytes / 2)));
+    Quarters quarters;
+#pragma GCC unroll 4
+    for (int piece = 0; piece < pieces; ++piece) {
+      uint64_t numbers;
+      __builtin_memcpy(&numbers, from + piece * apart, sizeof numbers);
+      quarters[piece] = numbers;
+    }
+    return widened<A>(__builtin_bit_cast(typename BitsOf<A>::halves, quarters));
+  }
+}
+
+template <class A, class S>
+inline void store_pieces(S* to, int64_t apart, Vec<A> v) {
+  constexpr int m = kPiece<A>;
+  S numbers[kLanes<A>];
+  store_as<A>(numbers, v);
+#pragma GCC unroll 4
+  for (int piece = 0; piece < kLanes<A> / m; ++piece)
+    __builtin_memcpy(to + piece * apart, numbers + piece * m, m * sizeof(S));
+}
+
+// Vector number To of a matrix (Rows, Columns) turned round, of which each piece of `matrix` has one, row by row.
+template <class A, int Rows, int Columns, int To>
+inline Vec<A> turned(const Vec<A>* matrix) {
+  constexpr int m = kPiece<A>, n = kLanes<A>;
+  constexpr auto source = [](int i) { return (To * kPiece<A> + i) % Rows * Columns + (To * kPiece<A> + i) / Rows; };
+  Index<A> mask;
+  if constexpr (m == 2) {
+    for (int i = 0; i < n; i += m) mask[i] = i + source(0) % m, mask[i + 1] = n + i + source(1) % m;
+    return __builtin_shuffle(matrix[source(0) / m], matrix[source(1) / m], mask);
+  } else {  // two pairs that have the four numbers, each with its neighbour, as which another vector may want it
+    Index<A> low, high;
+    for (int i = 0; i < n; i += m) {
+      for (int k = 0; k < 2; ++k) {
+        low[i + k] = i + source(0) % m / 2 * 2 + k, low[i + 2 + k] = n + i + source(1) % m / 2 * 2 + k;
+        high[i + k] = i + source(2) % m / 2 * 2 + k, high[i + 2 + k] = n + i + source(3) % m / 2 * 2 + k;
+      }
+      mask[i] = i + source(0) % 2, mask[i + 1] = i + 2 + source(1) % 2;
+      mask[i + 2] = n + i + source(2) % 2, mask[i + 3] = n + i + 2 + source(3) % 2;
+    }
+    return __builtin_shuffle(__builtin_shuffle(matrix[source(0) / m], matrix[source(1) / m], low),
+                             __builtin_shuffle(matrix[source(2) / m], matrix[source(3) / m], high), mask);
+  }
+}
+
+template <class A, int Rows, int Columns>
+[[gnu::always_inline]] inline void turn(const Vec<A>* matrix, Vec<A>* to) {
+  [&]<int... V>(std::integer_sequence<int, V...>) __attribute__((always_inline)) {
+    ((to[V] = turned<A, Rows, Columns, V>(matrix)), ...);
+  }(std::make_integer_sequence<int, Rows * Columns / kPiece<A>>{});
+}
+
+// A group of K neighbours for each lane to K vectors, one for each place in the group; and back. An even number of bfloat16
+// is moved in pairs.
+template <class A, int K, class S>
+[[gnu::always_inline]] inline void split(const S* groups, Vec<A> (&places)[K]) {
+  constexpr int m = kPiece<A>;
+  if constexpr (!std::is_same_v<A, S> && K % 2 == 0) {
+    Vec<A> pairs[K / 2];
+    split<A, K / 2>(reinterpret_cast<const A*>(groups), pairs);
+#pragma GCC unroll 8
+    for (int j = 0; j < K; j += 2) {
+      const Bits<A> both = __builtin_bit_cast(Bits<A>, pairs[j / 2]);
+      places[j] = __builtin_bit_cast(Vec<A>, both << 16), places[j + 1] = __builtin_bit_cast(Vec<A>, both & 0xFFFF0000);
+    }
+  } else {
+    Vec<A> pieces[K];
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) pieces[i] = load_pieces<A>(groups + i * m, K * m);
+    turn<A, m, K>(pieces, places);
+  }
+}
+
+template <class A, int K, class S>
+[[gnu::always_inline]] inline void join(const Vec<A> (&places)[K], S* groups) {
+  constexpr int m = kPiece<A>;
+  if constexpr (!std::is_same_v<A, S> && K % 2 == 0) {
+    Vec<A> pairs[K / 2];
+#pragma GCC unroll 8
+    for (int j = 0; j < K; j += 2)
+      pairs[j / 2] = __builtin_bit_cast(Vec<A>, rounded<A>(places[j]) | rounded<A>(places[j + 1]) << 16);
+    join<A, K / 2>(pairs, reinterpret_cast<A*>(groups));
+  } else {
+    Vec<A> pieces[K];
+    turn<A, K, m>(places, pieces);
+#pragma GCC unroll 8
+    for (int i = 0; i < K; ++i) store_pieces<A>(groups + i * m, K * m, pieces[i]);
+  }
+}
+
 // ---- Of numbers in memory ----
 
-inline double exponential(double x) { return __builtin_exp(x); }
-
-// e^x for x <= 0, 0 for x < -87, NaN for NaN: 2^n e^r with |r| <= ln(2) / 2, and the series of e^r to r^7 / 7!, which
-// leaves 5e-9.
-inline float exponential(float given) {
-  const float x = given < -87.0f ? -87.0f : given;
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits
-  const float shifted = x * 1.44269504f + shift;
-  const float n = shifted - shift;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float series = 1.0f / 5040;
-  series = series * r + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
-  series = series * r + 1.0f;
-  series = series * r + 1.0f;
-  const float power = __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, shifted) + 127) << 23);
-  return given < -87.0f ? 0.0f : series * power;
+// x becomes e^x, for x <= 0 or NaN.
+template <class A>
+void exponentials(A* x, int64_t size) {
+  constexpr int n = kLanes<A>;
+  int64_t i = 0;
+  for (; i + n <= size; i += n) store(x + i, exp_of(load(x + i)));
+  if (i == size) return;
+  A rest[n] = {};
+  for (int64_t l = 0; i + l < size; ++l) rest[l] = x[i + l];
+  store(rest, exp_of(load(rest)));
+  for (int64_t l = 0; i + l < size; ++l) x[i + l] = rest[l];
 }
 
 template <class A>

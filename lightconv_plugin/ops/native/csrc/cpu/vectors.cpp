@@ -14,11 +14,14 @@ namespace {
 
 #include "cpu/types.inl"
 #include "cpu/vector.inl"
+#include "cpu/units.inl"
 #include "cpu/weights.inl"
-#include "cpu/tile.inl"
-#include "cpu/conv.inl"
+#include "cpu/heads.inl"
+#include "cpu/forward.inl"
+#include "cpu/backward.inl"
 #include "cpu/step.inl"
 #include "cpu/fused/decode.inl"
+#include "cpu/fused/linear.inl"
 #include "cpu/fused/train.inl"
 
 }  // namespace
@@ -51,6 +54,7 @@ const Kernels LIGHTCONV_TABLE = {
     },
     .best = &best_rows,
     .linear = &linear_columns,
+    .linear_packed = &linear_packed,
     .gate = &gate_rows,
     .normalize = &normalize_rows,
 };

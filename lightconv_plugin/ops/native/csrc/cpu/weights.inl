@@ -1,5 +1,6 @@
-// Rows of kernels: softmax, its gradient, DropConnect. A row is L = NV vectors, of which K numbers count; NV = 0: as many
-// as L holds. Rows are read and written in whole vectors, so that none waits for a smaller store.
+// Kernels as the convolution uses them, in scratch: softmax, its gradient, DropConnect. A row is L = NV vectors, of which K
+// numbers count; NV = 0: as many as L holds. Rows are read and written in whole vectors, so that none waits for a smaller
+// store.
 
 template <class A>
 inline Vec<A> where_from(int first, int begin, int end, Vec<A> v, A other) {  // lane i stays where first + i is inside
@@ -102,5 +103,57 @@ void keep_row(uint64_t seed, uint64_t n, float probability, int L, A* to) {
     philox_lanes<kBlocks>(words, seed);
     const int count = L - first < 4 * kBlocks ? L - first : 4 * kBlocks;
     for (int j = 0; j < count; ++j) to[first + j] = words[j % 4][j / 4] >= threshold ? kept : 0;
+  }
+}
+
+// ---- Kernels of a unit ----
+
+// The kernels of a place's heads at positions begin..end: normalised, and with DropConnect.
+template <class A, class S>
+void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t begin, int64_t end) {
+  const int K = static_cast<int>(conv.K), L = static_cast<int>(scratch.taps);
+  const int64_t readable = conv.T * conv.B * conv.H * conv.K - L;  // where the last whole row of vectors may begin
+  const S* logits = static_cast<const S*>(conv.logits);
+  by_vectors<A>(L, [&]<int NV>() {
+    for (int64_t t = begin; t < end; ++t) {
+      if (conv.dynamic && t + kAhead < end)
+        ask_for(logits + (place.row(t + kAhead) * conv.H + place.head) * K, place.heads * K);
+      for (int64_t h = 0; h < place.heads; ++h) {
+        const int64_t n = place.row(t) * conv.H + place.head + h, at = h * scratch.kernel_block + (t - begin) * L;
+        A* to = scratch.kernels + at;
+        if (!conv.dynamic) {
+          kernel_row<A, A, NV>(scratch.shared_kernels + h * L, K, L, false, to);
+        } else if (n * K <= readable) {
+          kernel_row<A, S, NV>(logits + n * K, K, L, conv.softmax, to);
+        } else {
+          S* row = reinterpret_cast<S*>(scratch.line);
+          for (int j = 0; j < K; ++j) row[j] = logits[n * K + j];
+          kernel_row<A, S, NV>(row, K, L, conv.softmax, to);
+        }
+        if (conv.dropconnect > 0) {
+          A *factors = scratch.factors + at, *used = scratch.used_kernels + at;
+          keep_row(conv.seed, static_cast<uint64_t>(place.number(t) * conv.H + place.head + h), conv.dropconnect, L,
+                   factors);
+          for (int j = 0; j < L; ++j) used[j] = to[j] * factors[j];
+        }
+      }
+    }
+  });
+}
+
+// The kernels that all positions of a group of heads share, in the order that its lanes want.
+template <class A>
+void lay_out_shared(const Conv& conv, const Units& units, const Place& place, const Scratch<A>& scratch) {
+  if (conv.dynamic) return;
+  const int64_t K = conv.K, R = conv.C / conv.H;
+  const A* light = static_cast<const A*>(conv.light) + place.head * K;
+  if (units.lanes == Lanes::channels_of_heads) {
+    for (int64_t c = 0; c < scratch.row; ++c)
+      for (int64_t j = 0; j < K; ++j)
+        scratch.kernels_by_channel[j * scratch.row + c] = light[(c < place.channels ? c / R : 0) * K + j];
+  } else if (units.by_position) {
+    const int64_t taps = units.lanes == Lanes::heads ? K : scratch.taps;
+    for (int64_t h = 0; h < place.heads; ++h)
+      for (int64_t j = 0; j < taps; ++j) scratch.shared_kernels[h * taps + j] = j < K ? light[h * K + j] : 0;
   }
 }

@@ -195,9 +195,14 @@ void with_edges(const Block& whole, int64_t rows, int64_t columns, void (*multip
   for (int64_t i = 0; i < rows; ++i) std::memcpy(whole.c + i * whole.stride, beside + 32 * i, 4 * columns);
 }
 
-void add_bias(const float* bias, int64_t rows, int64_t columns, float* c, int64_t stride) {
-  for (int64_t i = 0; i < rows; ++i, c += stride)
-    for (int64_t j = 0; j < columns; ++j) c[j] += bias[j];
+// The bias, or null, is added to a part of C, and what is negative becomes 0.
+void finish(const float* bias, bool relu, int64_t rows, int64_t columns, float* c, int64_t stride) {
+  for (int64_t i = 0; i < rows; ++i, c += stride) {
+    if (bias != nullptr)
+      for (int64_t j = 0; j < columns; ++j) c[j] += bias[j];
+    if (relu)
+      for (int64_t j = 0; j < columns; ++j) c[j] = c[j] < 0 ? 0 : c[j];  // NaN stays
+  }
 }
 
 }  // namespace
@@ -257,9 +262,10 @@ void bf16_product(const Product& p, Bf16Units units, uint16_t* scratch, int64_t 
                             p.N};
           with_edges(block, rows, columns, multiply);
         }
-        if (p.bias != nullptr && k + depth >= p.K) {
+        if ((p.bias != nullptr || p.relu) && k + depth >= p.K) {
           const int64_t columns = std::min(16 * right, p.N) - 16 * left;
-          add_bias(p.bias + 16 * left, rows, columns, p.c + row * p.N + 16 * left, p.N);
+          const float* bias = p.bias == nullptr ? nullptr : p.bias + 16 * left;
+          finish(bias, p.relu, rows, columns, p.c + row * p.N + 16 * left, p.N);
         }
       }
     }

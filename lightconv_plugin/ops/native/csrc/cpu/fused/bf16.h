@@ -13,7 +13,7 @@ struct Matrix {
   int64_t row, column;  // strides
 };
 
-// C (M, N) = A (M, K) B (K, N) + bias.
+// C (M, N) = A (M, K) B (K, N) + bias, and 0 for what is negative where relu is true.
 // B is packed in blocks of 16 columns, each of tiles of 32 rows: 16 pairs of rows, of which each column's lie together.
 // A may be packed in blocks of 32 rows, each of pairs of tiles of 16 rows and 32 columns.
 struct Product {
@@ -22,6 +22,7 @@ struct Product {
   const uint16_t* a_packed;  // (M / 32, K / 32, 2, 16, 32), rounded up, zero where A has nothing
   const uint16_t* b_packed;  // (N / 16, K / 32, 16, 16, 2), rounded up, zero where B has nothing
   const float* bias;         // (N), or null
+  bool relu;
   float* c;                  // (M, N)
 };
 

@@ -1,5 +1,6 @@
 // Generation on a CPU: attention over a sentence, the best continuations, and one step of a whole decoder block.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -54,12 +55,12 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
                                                    const Tensor& limits, int64_t beams, int64_t count, double temperature,
                                                    int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
   const Tensor logits = as_contiguous(logits_any), scores = as_contiguous(scores_any);
-  check_candidates(logits, scores, limits, beams);
+  check_candidates(logits, scores, limits, beams, temperature, {pad, eos, unk});
   Search search{};
   search.N = logits.size(0), search.V = logits.size(1);
-  for (int64_t token : {pad, eos, unk})
-    STD_TORCH_CHECK(token >= 0 && token < search.V, "step_candidates: a special token is outside the vocabulary");
   search.count = std::min(count, search.V);
+  STD_TORCH_CHECK(count > 0 && count <= beams * search.count,
+                  "step_candidates: expected a count of 1 to beams * V continuations; got ", count);
   search.logits = float32(logits), search.scores = float32(scores);
   search.temperature = static_cast<float>(temperature), search.unk_penalty = static_cast<float>(unk_penalty);
   const auto* limit = static_cast<const int64_t*>(limits.const_data_ptr());
@@ -71,7 +72,6 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
   run(search);
 
   const int64_t sentences = search.N / beams, pool = beams * search.count;
-  STD_TORCH_CHECK(count > 0 && count <= pool, "step_candidates: more candidates are asked for than there are");
   Tensor values = torch::stable::new_empty(logits, {sentences, count});
   Tensor tokens = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
   Tensor from = torch::stable::new_empty(logits, {sentences, count}, ScalarType::Long);
@@ -93,55 +93,137 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
   return {values, tokens, from};
 }
 
+// ---- The end of a step of a search; ops.search_step is the reference implementation ----
+
+constexpr int64_t kNever = -1;
+
+template <class T>
+T* numbers(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+void search_step(const Tensor& values, const Tensor& candidates, const Tensor& origins, Tensor limits, Tensor clock,
+                 const Tensor& penalties, Tensor newest, Tensor scores, Tensor order, Tensor words, Tensor parents,
+                 Tensor sums, Tensor steps, Tensor rows, Tensor totals, Tensor ranks, Tensor open, Tensor ancestors,
+                 int64_t eos, bool stepwise) {
+  const auto [N, sentences, beams, longest, slots] =
+      check_search(values, candidates, origins, limits, clock, penalties, newest, scores, order, words, parents, sums, steps,
+                   rows, totals, ranks, open, ancestors);
+  const int64_t step = numbers<int64_t>(limits)[0], last_step = numbers<int64_t>(limits)[2];
+  STD_TORCH_CHECK(step >= 0 && step < longest, "search_step: step ", step, " of a search of ", longest, " steps");
+  for (int64_t i = 0; i < 2 * N; ++i)
+    STD_TORCH_CHECK(numbers<int64_t>(origins)[i] >= 0 && numbers<int64_t>(origins)[i] < beams,
+                    "search_step: a candidate continues a hypothesis that its sentence does not have");
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  struct Ended {
+    int64_t step, row;
+    float total;
+    double rank;
+  };
+  std::vector<Ended> ended;
+  std::vector<float> value(2 * beams);
+  std::vector<double> rank(beams);
+  std::vector<int64_t> goes_on;
+  std::vector<int32_t> slot_rows(beams);
+  for (int64_t s = 0; s < sentences; ++s) {
+    const int64_t first = s * beams;
+    const int64_t *word = numbers<int64_t>(candidates) + 2 * first, *from = numbers<int64_t>(origins) + 2 * first;
+    std::copy_n(numbers<float>(values) + 2 * first, 2 * beams, value.begin());
+    double* held = numbers<double>(ranks) + first;
+    bool& is_open = numbers<bool>(open)[s];
+
+    int64_t admitted = 2 * beams;
+    std::fill(rank.begin(), rank.end(), 0.0);
+    if (stepwise) {  // a candidate has a place if fewer than beams are better: those before it, and those that have ended
+      admitted = beams;
+      for (int64_t j = beams - 1; j >= 0; --j) {
+        rank[j] = value[j] / numbers<double>(penalties)[step];
+        const auto better = std::count_if(held, held + beams, [&](double other) { return other >= rank[j]; });
+        if (better >= beams - j || value[j] == kNone) admitted = j;
+      }
+      std::fill(value.begin() + admitted, value.end(), kNone);
+    }
+    const auto ends = [&](int64_t j) { return word[j] == eos && value[j] != kNone; };
+
+    goes_on.clear(), ended.clear();
+    for (int64_t j = 0; j < 2 * beams; ++j)
+      if (!ends(j)) goes_on.push_back(j);
+    for (int64_t j = 0; j < 2 * beams; ++j)
+      if (ends(j)) goes_on.push_back(j);
+    for (int64_t i = 0; i < beams; ++i) {
+      const int64_t at = first + i, chosen = goes_on[i], table = step * N + at;
+      numbers<int64_t>(newest)[at] = numbers<int64_t>(words)[table] = word[chosen];
+      numbers<float>(scores)[at] = numbers<float>(sums)[table] = value[chosen];
+      numbers<int64_t>(order)[at] = numbers<int64_t>(parents)[table] = first + from[chosen];
+    }
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      int32_t* row = numbers<int32_t>(ancestors) + slot * N + first;
+      std::copy_n(row, beams, slot_rows.begin());
+      for (int64_t i = 0; i < beams; ++i) row[i] = slot_rows[from[goes_on[i]]];
+    }
+
+    int64_t known = 0, count = 0;
+    for (int64_t i = 0; i < beams; ++i) {
+      const int64_t at = first + i;
+      ended.push_back({numbers<int64_t>(steps)[at], numbers<int64_t>(rows)[at], numbers<float>(totals)[at], held[i]});
+      known += ended.back().step != kNever;
+    }
+    for (int64_t j = 0; is_open && j < beams; ++j) {
+      if (!ends(j)) continue;
+      ended.push_back({step, first + from[j], value[j], rank[j]});
+      ++count, ++known;
+    }
+    std::stable_sort(ended.begin(), ended.end(), [](const Ended& a, const Ended& b) { return a.rank > b.rank; });
+    for (int64_t i = 0; i < beams; ++i) {
+      const int64_t at = first + i;
+      numbers<int64_t>(steps)[at] = ended[i].step, numbers<int64_t>(rows)[at] = ended[i].row;
+      numbers<float>(totals)[at] = ended[i].total, held[i] = ended[i].rank;
+    }
+    is_open = is_open && (stepwise ? known == 0 || admitted > count : count == 0 || (step < last_step && known < beams));
+  }
+  numbers<int64_t>(limits)[0] = step + 1;
+  for (int64_t s = 0; s < sentences; ++s) ++numbers<int64_t>(clock)[s];
+}
+
 // ---- One decoding step of a whole decoder block (section 5.1) ----
 
-// The block's parameters, one after the other in the order that library.cpp has.
-class Parameters {
- public:
-  Parameters(const std::vector<Tensor>& all, const std::vector<Tensor>& packed) : all_(all), packed_(packed) {}
-
-  const Tensor& next() {
-    STD_TORCH_CHECK(used_ < all_.size(), "decoder_block: there are too few parameters");
-    return all_[used_++];
+// A linear layer from its weight, as it is (out, in) or as pack_weight gives it, and its bias, or null.
+Linear layer_of(const Tensor& weight, const Tensor* bias, int64_t in, int64_t out) {
+  Linear layer{};
+  layer.in = in, layer.out = out;
+  if (weight.dim() == 2 && weight.scalar_type() == ScalarType::Float) {
+    STD_TORCH_CHECK(weight.size(0) == out && weight.size(1) == in, "decoder_block: expected a weight (", out, ", ", in,
+                    "); got (", weight.size(0), ", ", weight.size(1), ")");
+    layer.weight = float32(weight);
+  } else {
+    layer.packed = packed_weight(weight, out, in);
   }
+  if (bias != nullptr) layer.bias = float32(*bias);
+  return layer;
+}
 
-  const float* vector(int64_t size) {
-    const Tensor& found = next();
-    STD_TORCH_CHECK(found.dim() == 1 && found.size(0) == size, "decoder_block: a bias or norm has another size");
-    return float32(found);
-  }
+LayerNorm norm_of(const Tensor& scale, const Tensor& shift, int64_t C, double eps) {
+  for (const Tensor* each : {&scale, &shift})
+    STD_TORCH_CHECK(each->dim() == 1 && each->size(0) == C, "decoder_block: expected layer norms of ", C, " channels");
+  return {float32(scale), float32(shift), static_cast<float>(eps)};
+}
 
-  Linear linear(int64_t in, bool bias = true) {
-    const Tensor& weight = next();
-    STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == in, "decoder_block: a weight is not (out, in)");
-    Linear found{};
-    found.in = in, found.out = weight.size(0);
-    found.weight = float32(weight);
-    if (!packed_.empty()) {
-      STD_TORCH_CHECK(maps_ < packed_.size(), "decoder_block: there are too few packed weights");
-      found.packed = packed_weight(packed_[maps_++], found.out, in);
-    }
-    if (bias) found.bias = vector(found.out);
-    return found;
-  }
+// The number of outputs, by the bias.
+int64_t outputs(const Tensor& bias) {
+  STD_TORCH_CHECK(bias.dim() == 1 && bias.size(0) > 0, "decoder_block: expected biases (out,)");
+  return bias.size(0);
+}
 
-  LayerNorm norm(int64_t size, double eps) {
-    const float* scale = vector(size);
-    return {scale, vector(size), static_cast<float>(eps)};
-  }
-
-  void finish() const {
-    STD_TORCH_CHECK(used_ == all_.size() && maps_ == packed_.size(), "decoder_block: there are too many parameters");
-  }
-
- private:
-  const std::vector<Tensor>&all_, &packed_;
-  size_t used_ = 0, maps_ = 0;
+// The products of a block: into the convolution, its kernels (predicted), out of it; the query, out of the attention; and
+// those of the feed-forward network.
+struct Block {
+  Linear in, kernels, out, query, attended, first, second;
+  LayerNorm mixer_norm, attention_norm, ffn_norm;
 };
 
-void map(Linear linear, int64_t rows, const float* x, float* y) {
-  linear.rows = rows, linear.x = x, linear.y = y;
-  run(linear);
+void compute(Linear layer, int64_t rows, const float* x, float* y, bool relu = false) {
+  layer.rows = rows, layer.x = x, layer.y = y, layer.relu = relu;
+  run(layer);
 }
 
 // body(begin, end) for parts of N rows of C numbers
@@ -150,49 +232,56 @@ void on_rows(int64_t N, int64_t C, const Body& body) {
   on_threads(N, kWorth / (4 * C + 1), 0, [&](void*, int64_t begin, int64_t end) { body(begin, end - begin); });
 }
 
-Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::vector<Tensor> packed, Tensor ring,
-                     Tensor ancestors, Tensor position, const Tensor& keys, const Tensor& values, std::optional<Tensor> padding,
-                     const Tensor& sentence, int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
+// The names of the weights are those of ops.BlockWeights.
+Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor& in_bias, const Tensor& kernel,
+                     const Tensor& out_weight, const Tensor& out_bias, const Tensor& mixer_norm_weight,
+                     const Tensor& mixer_norm_bias, const Tensor& query_weight, const Tensor& query_bias,
+                     const Tensor& attended_weight, const Tensor& attended_bias, const Tensor& attention_norm_weight,
+                     const Tensor& attention_norm_bias, const Tensor& first_weight, const Tensor& first_bias,
+                     const Tensor& second_weight, const Tensor& second_bias, const Tensor& ffn_norm_weight,
+                     const Tensor& ffn_norm_bias, Tensor ring, Tensor ancestors, Tensor position, const Tensor& keys,
+                     const Tensor& values, std::optional<Tensor> padding, const Tensor& sentence, int64_t conv_heads,
+                     int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
   const Tensor x = as_contiguous(x_any);
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1, "decoder_block: expected x (1, N, C)");
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.size(2) > 0, "decoder_block: expected x (1, N, C)");
   const float* given = float32(x);
-  STD_TORCH_CHECK(ring.dim() == 3, "decoder_block: expected ring (K, M, C)");
-  const int64_t N = x.size(1), C = x.size(2), K = ring.size(0);
-  Parameters next(parameters, packed);
+  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) > 0, "decoder_block: expected ring (K, M, C)");
+  const int64_t N = x.size(1), C = x.size(2), K = ring.size(0), wide = outputs(in_bias);
+  STD_TORCH_CHECK(!gated || wide % 2 == 0, "decoder_block: a gated layer has an odd width");
+  const int64_t inner = gated ? wide / 2 : wide;
+  STD_TORCH_CHECK(conv_heads > 0 && inner % conv_heads == 0,
+                  "decoder_block: the convolution's heads do not divide its channels");
 
-  const Linear in = next.linear(C);
-  STD_TORCH_CHECK(!gated || in.out % 2 == 0, "decoder_block: a gated map has an odd width");
-  const int64_t inner = gated ? in.out / 2 : in.out;
+  Block block{};
+  block.in = layer_of(in_weight, &in_bias, C, wide);
   Step step{};
-  step.N = N, step.C = inner, step.K = K, step.type = Scalar::f32, step.dynamic = dynamic, step.softmax = true;
-  Linear predictor{};
+  step.N = N, step.C = inner, step.K = K, step.H = conv_heads, step.type = Scalar::f32;
+  step.dynamic = dynamic, step.softmax = true;
   if (dynamic) {
-    predictor = next.linear(inner, /*bias=*/false);
-    step.H = predictor.out / K;
-    STD_TORCH_CHECK(step.H * K == predictor.out, "decoder_block: the kernels' width is not that of the ring");
+    block.kernels = layer_of(kernel, nullptr, inner, conv_heads * K);
   } else {
-    const Tensor& weight = next.next();
-    STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == K, "decoder_block: expected a kernel (H, K)");
-    step.H = weight.size(0);
-    step.weight = float32(weight);
+    STD_TORCH_CHECK(kernel.dim() == 2 && kernel.size(0) == conv_heads && kernel.size(1) == K,
+                    "decoder_block: expected a kernel (H, K)");
+    step.weight = float32(kernel);
   }
-  STD_TORCH_CHECK(step.H > 0 && inner % step.H == 0, "decoder_block: the heads do not divide the channels");
-  const Linear out = next.linear(inner);
-  const LayerNorm mixed = next.norm(C, eps);
-  const Linear query = next.linear(C), from_source = next.linear(query.out);
-  const LayerNorm attended = next.norm(C, eps);
-  const Linear wide = next.linear(C), narrow = next.linear(wide.out);
-  const LayerNorm last = next.norm(C, eps);
-  next.finish();
-  STD_TORCH_CHECK(out.out == C && from_source.out == C && narrow.out == C,
-                  "decoder_block: a part gives another width than the block's");
-  Attention attention = attention_to(keys, values, padding, sentence, N, query.out, heads, ScalarType::Float);
+  const int64_t queries = outputs(query_bias), hidden = outputs(first_bias);
+  for (const Tensor* bias : {&out_bias, &attended_bias, &second_bias})
+    STD_TORCH_CHECK(outputs(*bias) == C, "decoder_block: a part gives another width than the block's");
+  block.out = layer_of(out_weight, &out_bias, inner, C);
+  block.query = layer_of(query_weight, &query_bias, C, queries);
+  block.attended = layer_of(attended_weight, &attended_bias, queries, C);
+  block.first = layer_of(first_weight, &first_bias, C, hidden);
+  block.second = layer_of(second_weight, &second_bias, hidden, C);
+  block.mixer_norm = norm_of(mixer_norm_weight, mixer_norm_bias, C, eps);
+  block.attention_norm = norm_of(attention_norm_weight, attention_norm_bias, C, eps);
+  block.ffn_norm = norm_of(ffn_norm_weight, ffn_norm_bias, C, eps);
+  Attention attention = attention_to(keys, values, padding, sentence, N, queries, heads, ScalarType::Float);
   attention.type = Scalar::f32;
   step.M = check_ring(ring, ancestors, position, N, inner, K, ScalarType::Float);
   take_state(step, ring, ancestors, position);
 
   thread_local std::vector<float> scratch;  // kept from step to step
-  const int64_t most = std::max({C, in.out, predictor.out, query.out, wide.out});
+  const int64_t most = std::max({C, wide, conv_heads * K, queries, hidden});
   scratch.resize(3 * N * most);
   float *input = scratch.data(), *a = input + N * most, *b = a + N * most;
   Tensor result = torch::stable::new_empty(x, x.sizes());
@@ -211,7 +300,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
     });
   };
 
-  map(in, N, begin(mixed), a);
+  compute(block.in, N, begin(block.mixer_norm), a);
   if (gated) {
     on_rows(N, 4 * inner, [&](int64_t n, int64_t rows) {
       chosen.gate(a + 2 * n * inner, rows, inner, b + n * inner);
@@ -219,26 +308,23 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
     std::swap(a, b);
   }
   if (dynamic) {
-    map(predictor, N, a, input);  // what it held has been read
+    compute(block.kernels, N, a, input);  // what it held has been read
     step.weight = input;
   }
   step.x = a, step.out = b;
   run(step);
-  map(out, N, b, a);
-  end(mixed, a);
+  compute(block.out, N, b, a);
+  end(block.mixer_norm, a);
 
-  map(query, N, begin(attended), a);
+  compute(block.query, N, begin(block.attention_norm), a);
   attention.query = a, attention.out = b;
   run(attention);
-  map(from_source, N, b, a);
-  end(attended, a);
+  compute(block.attended, N, b, a);
+  end(block.attention_norm, a);
 
-  map(wide, N, begin(last), a);
-  on_rows(N, wide.out, [&](int64_t n, int64_t rows) {
-    for (int64_t i = n * wide.out; i < (n + rows) * wide.out; ++i) a[i] = std::max(a[i], 0.0f);  // NaN stays
-  });
-  map(narrow, N, a, b);
-  end(last, b);
+  compute(block.first, N, begin(block.ffn_norm), a, /*relu=*/true);
+  compute(block.second, N, a, b);
+  end(block.ffn_norm, b);
   return result;
 }
 
@@ -247,6 +333,7 @@ Tensor decoder_block(const Tensor& x_any, std::vector<Tensor> parameters, std::v
 STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("step_candidates", TORCH_BOX(&step_candidates));
+  m.impl("search_step", TORCH_BOX(&search_step));
   m.impl("decoder_block", TORCH_BOX(&decoder_block));
 }
 

@@ -1,40 +1,112 @@
-// The kernels of generation: attention of one query a row, the best continuations, maps of few rows, and a block's rest.
+// The kernels of generation: attention of one query a row, the best continuations, and what lies between the products of a
+// decoder's block. The products are in linear.inl.
 
 // ---- Attention of one query a row over a sentence's keys ----
 
+constexpr int kQueries = 5;  // rows of one sentence that read its keys and values together
+constexpr int kKeys = 4;     // values that are added at once, so that sums are seldom read and written
+
+// products[q] = query q times the key, of R channels; queries lie `stride` numbers apart.
+template <int Queries, class T, class A>
+inline void multiply_key(const A* queries, int64_t stride, const T* key, int64_t R, A* products) {
+  constexpr int n = kLanes<A>;
+  Vec<A> sums[Queries] = {};
+  int64_t r = 0;
+  for (; r + n <= R; r += n) {
+    const Vec<A> k = load_as<A>(key + r);
+#pragma GCC unroll 5
+    for (int q = 0; q < Queries; ++q) sums[q] += load(queries + q * stride + r) * k;
+  }
+#pragma GCC unroll 5
+  for (int q = 0; q < Queries; ++q) {
+    A whole = sum<A>(sums[q])[0];
+    for (int64_t i = r; i < R; ++i) whole += queries[q * stride + i] * load(key[i]);
+    products[q] = whole;
+  }
+}
+
+// sums += the weighted values of `Keys` positions, for each query; weights and sums of queries lie apart.
+template <int Queries, int Keys, class T, class A>
+inline void add_values(const T* const* values, const A* weights, int64_t weight_stride, int64_t R, int64_t stride, A* sums) {
+  constexpr int n = kLanes<A>;
+  int64_t r = 0;
+  for (; r + n <= R; r += n) {
+    Vec<A> value[Keys];
+#pragma GCC unroll 4
+    for (int k = 0; k < Keys; ++k) value[k] = load_as<A>(values[k] + r);
+#pragma GCC unroll 5
+    for (int q = 0; q < Queries; ++q) {
+      Vec<A> sum = load(sums + q * stride + r);
+#pragma GCC unroll 4
+      for (int k = 0; k < Keys; ++k) sum += weights[q * weight_stride + k] * value[k];
+      store(sums + q * stride + r, sum);
+    }
+  }
+  for (; r < R; ++r)
+    for (int q = 0; q < Queries; ++q)
+      for (int k = 0; k < Keys; ++k) sums[q * stride + r] += weights[q * weight_stride + k] * load(values[k][r]);
+}
+
+// A softmax of numbers; of none at all it is none.
+template <class A>
+inline void softmax(A* x, int64_t size) {
+  if (size == 0) return;
+  const A top = largest(x, size);
+  for (int64_t i = 0; i < size; ++i) x[i] -= top;
+  exponentials(x, size);
+  const A scale = 1 / total(x, size);
+  for (int64_t i = 0; i < size; ++i) x[i] *= scale;
+}
+
+// Rows n to n + Queries, all of one sentence. Keys and values are read from one end to the other, once for all of them.
+template <int Queries, class T, class A>
+void attend_together(const Attention& a, void* scratch, int64_t n) {
+  const int64_t R = a.C / a.H, sentence = a.sentence[n], weight_stride = a.H * a.S;
+  const T* keys = static_cast<const T*>(a.keys) + sentence * a.S * a.C;
+  const T* values = static_cast<const T*>(a.values) + sentence * a.S * a.C;
+  A* queries = static_cast<A*>(scratch);
+  A* sums = queries + Queries * a.C;
+  A* weights = sums + Queries * a.C;  // (Queries, H, S)
+  auto* seen = reinterpret_cast<int64_t*>(static_cast<double*>(scratch) + attend_scratch(a) - a.S);
+  int64_t count = 0;  // of positions that are not padding
+  for (int64_t s = 0; s < a.S; ++s)
+    if (a.padding == nullptr || !a.padding[sentence * a.S + s]) seen[count++] = s;
+
+  const A scale = 1 / std::sqrt(static_cast<A>(R));
+  const T* given = static_cast<const T*>(a.query) + n * a.C;
+  for (int64_t i = 0; i < Queries * a.C; ++i) queries[i] = load(given[i]) * scale, sums[i] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    for (int64_t h = 0; h < a.H; ++h) {
+      A products[Queries];
+      multiply_key<Queries>(queries + h * R, a.C, keys + seen[i] * a.C + h * R, R, products);
+      for (int q = 0; q < Queries; ++q) weights[q * weight_stride + h * a.S + i] = products[q];
+    }
+  }
+  for (int64_t i = 0; i < Queries * a.H; ++i) softmax(weights + i * a.S, count);
+  for (int64_t i = 0; i < count;) {
+    const int64_t together = count - i < kKeys ? 1 : kKeys;
+    for (int64_t h = 0; h < a.H; ++h) {
+      const T* from[kKeys];
+      for (int64_t k = 0; k < together; ++k) from[k] = values + seen[i + k] * a.C + h * R;
+      const A* weight = weights + h * a.S + i;
+      if (together == kKeys)
+        add_values<Queries, kKeys>(from, weight, weight_stride, R, a.C, sums + h * R);
+      else
+        add_values<Queries, 1>(from, weight, weight_stride, R, a.C, sums + h * R);
+    }
+    i += together;
+  }
+  T* out = static_cast<T*>(a.out) + n * a.C;
+  for (int64_t i = 0; i < Queries * a.C; ++i) store(out[i], sums[i]);
+}
+
 template <class T, class A = Sums<T>>
 void attend_rows(const Attention& a, void* scratch, int64_t begin, int64_t end) {
-  const int64_t R = a.C / a.H;
-  A* query = static_cast<A*>(scratch);
-  A* sum = query + R;
-  A* weights = sum + R;
-  const A scale = 1 / std::sqrt(static_cast<A>(R));
-  for (int64_t n = begin; n < end; ++n) {
-    const int64_t sentence = a.sentence[n];
-    const T* keys = static_cast<const T*>(a.keys) + sentence * a.S * a.C;
-    const T* values = static_cast<const T*>(a.values) + sentence * a.S * a.C;
-    const bool* padding = a.padding == nullptr ? nullptr : a.padding + sentence * a.S;
-    for (int64_t h = 0; h < a.C; h += R) {
-      const T* q = static_cast<const T*>(a.query) + n * a.C + h;
-      for (int64_t r = 0; r < R; ++r) query[r] = load(q[r]) * scale, sum[r] = 0;
-      for (int64_t s = 0; s < a.S; ++s)
-        weights[s] = padding != nullptr && padding[s] ? A(-INFINITY) : dot(query, keys + s * a.C + h, R);
-      const A top = largest(weights, a.S);
-      for (int64_t s = 0; s < a.S; ++s) weights[s] -= top;
-      for (int64_t s = 0; s < a.S; ++s) weights[s] = exponential(weights[s]);
-      for (int64_t s = 0; s < a.S; ++s)
-        if (padding != nullptr && padding[s]) weights[s] = 0;
-      const A sum_of_weights = total(weights, a.S);
-      const A normalizer = sum_of_weights == 0 ? A(0) : 1 / sum_of_weights;  // 0: all is padding, and so is the result
-      for (int64_t s = 0; s < a.S; ++s) {
-        const A weight = weights[s] * normalizer;
-        const T* value = values + s * a.C + h;
-        if (weight != 0)
-          for (int64_t r = 0; r < R; ++r) sum[r] += weight * load(value[r]);
-      }
-      T* out = static_cast<T*>(a.out) + n * a.C + h;
-      for (int64_t r = 0; r < R; ++r) store(out[r], sum[r]);
-    }
+  for (int64_t n = begin; n < end;) {
+    int64_t rows = 1;
+    while (rows < kQueries && n + rows < end && a.sentence[n + rows] == a.sentence[n]) ++rows;
+    by_number<5, 4, 3, 2, 1>(rows, [&]<int Queries>() { attend_together<Queries, T, A>(a, scratch, n); });
+    n += rows;
   }
 }
 
@@ -62,7 +134,8 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
     }
     for (int64_t v = 0; v < s.V; v += kSearchChunk) {
       const int64_t size = s.V - v < kSearchChunk ? s.V - v : kSearchChunk;
-      for (int64_t i = 0; i < size; ++i) copy[i] = exponential((logits[v + i] - top) * scale);
+      for (int64_t i = 0; i < size; ++i) copy[i] = (logits[v + i] - top) * scale;
+      exponentials(copy, size);
       sum += total(copy, size);
     }
     const auto allowed = [&](int64_t token) { return token != s.pad && token != s.banned; };
@@ -88,64 +161,14 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
   }
 }
 
-// ---- A linear map of a few rows: the weights are read once, at the speed of the memory, each against all rows ----
-
-template <int Rows, int Columns>
-void linear_tile(const Linear& l, int64_t row, int64_t column) {
-  constexpr int64_t kVector = kLanes<float>;
-  Vec<float> sum[Rows][Columns] = {};
-  const float* x = l.x + row * l.in;
-  const float* weight = l.weight + column * l.in;
-  int64_t i = 0;
-  for (; i + kVector <= l.in; i += kVector) {
-    Vec<float> w[Columns];
-#pragma GCC unroll 4
-    for (int c = 0; c < Columns; ++c) {
-      w[c] = load(weight + c * l.in + i);
-      __builtin_prefetch(weight + (Columns + c) * l.in + i);  // the next columns', which are the next to be read
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const Vec<float> value = load(x + r * l.in + i);
-#pragma GCC unroll 4
-      for (int c = 0; c < Columns; ++c) sum[r][c] += value * w[c];
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < Columns; ++c) {
-      float whole = l.bias == nullptr ? 0.0f : l.bias[column + c];
-      for (int64_t j = i; j < l.in; ++j) whole += x[r * l.in + j] * weight[c * l.in + j];
-      for (int64_t lane = 0; lane < kVector; ++lane) whole += sum[r][c][lane];
-      l.y[(row + r) * l.out + column + c] = whole;
-    }
-  }
-}
-
-template <int Columns>
-void linear_rows(const Linear& l, int64_t column) {
-  int64_t row = 0;
-  for (; row + 4 <= l.rows; row += 4) linear_tile<4, Columns>(l, row, column);
-  for (; row < l.rows; ++row) linear_tile<1, Columns>(l, row, column);
-}
-
-void linear_columns(const Linear& l, int64_t begin, int64_t end) {
-  int64_t column = begin;
-  for (; column + 4 <= end; column += 4) linear_rows<4>(l, column);
-  for (; column < end; ++column) linear_rows<1>(l, column);
-}
-
 // ---- Between the products of a decoder's block: gate and layer norm, of a few rows ----
 
-// Rows (a, b) of 2C numbers give a * sigmoid(b).
+// Rows (a, b) of 2C numbers give a * sigmoid(b), of C numbers.
 void gate_rows(const float* x, int64_t rows, int64_t C, float* __restrict__ y) {
   for (int64_t n = 0; n < rows; ++n, x += 2 * C, y += C) {
-    for (int64_t c = 0; c < C; ++c) {
-      const float b = x[C + c];
-      const float small = exponential(b < 0 ? b : -b);
-      y[c] = x[c] * ((b < 0 ? small : 1.0f) / (1.0f + small));
-    }
+    for (int64_t c = 0; c < C; ++c) y[c] = -std::abs(x[C + c]);
+    exponentials(y, C);
+    for (int64_t c = 0; c < C; ++c) y[c] = x[c] * ((x[C + c] < 0 ? y[c] : 1.0f) / (1.0f + y[c]));
   }
 }
 

@@ -1,4 +1,4 @@
-// Linear maps on all threads.
+// Linear layers on all threads.
 #pragma once
 
 #include "cpu/run.h"
@@ -6,7 +6,9 @@
 namespace lightconv {
 
 const float* float32(const Tensor& x);  // where its numbers begin, checked
-const uint16_t* packed_weight(const Tensor& packed, int64_t out, int64_t in);  // of bf16_pack, checked
+// A tensor of pack_weight as the weight (out, in), checked.
+PackedWeight packed_weight(const Tensor& packed, int64_t out, int64_t in);
+// What is computed: x weight^T + bias of `linear`, whose address of y is set.
 void run(const Linear& linear);
 
 }  // namespace lightconv

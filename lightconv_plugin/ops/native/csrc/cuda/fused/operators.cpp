@@ -243,7 +243,7 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
                                                    const Tensor& limits, int64_t beams, int64_t count, double temperature,
                                                    int64_t pad, int64_t eos, int64_t unk, double unk_penalty) {
   const Tensor logits = torch::stable::contiguous(logits_any), scores = torch::stable::contiguous(scores_any);
-  check_candidates(logits, scores, limits, beams);
+  check_candidates(logits, scores, limits, beams, temperature, {pad, eos, unk});
   check_same(logits, scores, "scores");
   check_same(logits, limits, "limits");
   CandidateArgs args{};
@@ -277,35 +277,22 @@ void search_step(const Tensor& values, const Tensor& candidates, const Tensor& o
                  const Tensor& penalties, Tensor newest, Tensor scores, Tensor order, Tensor words, Tensor parents,
                  Tensor sums, Tensor steps, Tensor rows, Tensor totals, Tensor ranks, Tensor open, Tensor ancestors,
                  int64_t eos, bool stepwise) {
-  const int64_t N = newest.numel(), sentences = clock.numel(), beams = sentences > 0 ? N / sentences : 1;
-  STD_TORCH_CHECK(beams >= 1 && beams <= MOST_BEAMS && N == sentences * beams, "search_step takes 1 to ", MOST_BEAMS,
-                  " hypotheses of each sentence");
-  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(1) == N && ancestors.size(0) <= 0x7fffffff,
-                  "search_step: expected ancestors (slots, sentences * beam)");
-  const auto pointer = [&]<class T>(const Tensor& x, T*, ScalarType type, int64_t size) {
+  const auto [N, sentences, beams, longest, slots] =
+      check_search(values, candidates, origins, limits, clock, penalties, newest, scores, order, words, parents, sums, steps,
+                   rows, totals, ranks, open, ancestors);
+  STD_TORCH_CHECK(beams <= MOST_BEAMS, "search_step takes 1 to ", MOST_BEAMS, " hypotheses of each sentence");
+  const auto pointer = [&]<class T>(const Tensor& x, T*) {
     check_same(values, x, "a tensor of search_step");
-    STD_TORCH_CHECK(x.numel() == size && x.scalar_type() == type && x.is_contiguous(),
-                    "search_step: expected tensors as ops.Beams describes them");
     return static_cast<T*>(x.mutable_data_ptr());
   };
-  const auto of_integers = [&](const Tensor& x, int64_t size) {
-    return pointer(x, static_cast<long long*>(nullptr), ScalarType::Long, size);
-  };
-  const auto of_floats = [&](const Tensor& x, int64_t size) {
-    return pointer(x, static_cast<float*>(nullptr), ScalarType::Float, size);
-  };
-  const auto of_doubles = [&](const Tensor& x, int64_t size) {
-    return pointer(x, static_cast<double*>(nullptr), ScalarType::Double, size);
-  };
-  const int64_t longest = penalties.numel();
-  const SearchArgs args{of_floats(values, 2 * N), of_integers(candidates, 2 * N), of_integers(origins, 2 * N),
-                        of_integers(limits, 3), of_integers(clock, sentences), of_doubles(penalties, longest),
-                        of_integers(newest, N), of_floats(scores, N), of_integers(order, N),
-                        of_integers(words, longest * N), of_integers(parents, longest * N), of_floats(sums, longest * N),
-                        of_integers(steps, N), of_integers(rows, N), of_floats(totals, N), of_doubles(ranks, N),
-                        pointer(open, static_cast<bool*>(nullptr), ScalarType::Bool, sentences),
-                        pointer(ancestors, static_cast<int*>(nullptr), ScalarType::Int, ancestors.numel()),
-                        N, eos, static_cast<int>(beams), static_cast<int>(ancestors.size(0)), stepwise};
+  const auto integers = [&](const Tensor& x) { return pointer(x, static_cast<long long*>(nullptr)); };
+  const auto floats = [&](const Tensor& x) { return pointer(x, static_cast<float*>(nullptr)); };
+  const auto doubles = [&](const Tensor& x) { return pointer(x, static_cast<double*>(nullptr)); };
+  const SearchArgs args{floats(values), integers(candidates), integers(origins), integers(limits), integers(clock),
+                        doubles(penalties), integers(newest), floats(scores), integers(order), integers(words),
+                        integers(parents), floats(sums), integers(steps), integers(rows), floats(totals), doubles(ranks),
+                        pointer(open, static_cast<bool*>(nullptr)), pointer(ancestors, static_cast<int*>(nullptr)),
+                        N, eos, static_cast<int>(beams), static_cast<int>(slots), stepwise};
   launch(Memory(values).place(), SEARCH_STEP, case_of(Type::f32), {sentences, SEARCH_THREADS, MOST_BEAMS * 4}, &args);
 }
 

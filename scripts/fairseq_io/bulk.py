@@ -1,0 +1,105 @@
+"""Answers to all lines of a file: lines of like length are translated together, and what is done is kept.
+
+Lines are read a window at a time. Those of a window are sorted by length and put into batches of about as many tokens,
+so that little of a batch is padding. The answers of a window come out in the order of its lines. Batches depend on the
+file and on the limit of tokens alone: a run that goes on after a kill translates the batches that are not done, as they
+would have been translated, and its output is the same byte for byte.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from data_prep.common.outputs import open_own
+from scripts.fairseq_io.translator import Answer
+
+WINDOW = 4096  # lines
+MAX_TOKENS = 2048  # of a batch, padding included
+
+
+class Searcher(Protocol):
+    """The part of a ``Translator`` that is needed here."""
+
+    def search(self, lines: Sequence[str], count: int) -> list[list[Answer]]: ...
+
+
+class KeptAnswers:
+    """Answers to lines, by the lines' numbers; also in a file, to which each batch adds a line of JSON.
+
+    Args:
+        file: is read, if it exists; None: the answers are in memory alone.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self.answers = file, dict[int, list[Answer]]()
+        if file is None or not file.exists():
+            return
+        complete_bytes = 0  # a killed run may have left a part of a line
+        for line in file.read_bytes().splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            complete_bytes += len(line)
+            for number, hypotheses in json.loads(line):
+                self.answers[number] = [Answer(*hypothesis) for hypothesis in hypotheses]
+        with open_own(file, "r+b") as f:
+            f.truncate(complete_bytes)
+
+    def add(self, answers: dict[int, list[Answer]]) -> None:
+        """Keep the answers of a batch."""
+        self.answers |= answers
+        if self.file is not None:
+            with open_own(self.file, "a", encoding="utf-8", newline="\n") as f:
+                f.write(json.dumps(list(answers.items())) + "\n")
+
+
+def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Split lines into batches of at most ``max_tokens``, padding included, or of one line; the longest lines first.
+
+    Returns:
+        indices into ``lengths``.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if not batches or lengths[batches[-1][0]] * (len(batches[-1]) + 1) > max_tokens:
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
+def answer_all(
+    lines: Iterable[bytes],
+    prepare: Callable[[bytes, int], str],
+    model: Searcher,
+    count: int,
+    kept: KeptAnswers,
+    *,
+    max_tokens: int = MAX_TOKENS,
+    report: Callable[[int], None] = lambda done: None,
+) -> Iterator[list[Answer]]:
+    """Yield the ``count`` best hypotheses of each line, in order; none for a line without tokens.
+
+    Args:
+        lines: the file's.
+        prepare: turns a line and its number, counted from 1, into the tokens that the model takes.
+        model: translates.
+        count: number of hypotheses.
+        kept: has the answers of an earlier run, whose batches were the same, and gets those of this one.
+        max_tokens: tokens of the sources in a batch, at most.
+        report: is called with a number of lines whenever so many more are done.
+    """
+    numbered = enumerate(lines, 1)
+    while window := list(islice(numbered, WINDOW)):
+        sources = {number: source for number, line in window if (source := prepare(line, number)).strip()}
+        report(len(window) - len(sources))
+        numbers = list(sources)
+        for batch in plan([len(source.split()) for source in sources.values()], max_tokens):
+            batch_numbers = [numbers[index] for index in batch]
+            if batch_numbers[0] in kept.answers:
+                continue
+            answers = model.search([sources[number] for number in batch_numbers], count)
+            kept.add(dict(zip(batch_numbers, answers, strict=True)))
+            report(len(batch))
+        for number, _ in window:
+            yield kept.answers.pop(number, [])
