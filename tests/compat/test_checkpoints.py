@@ -142,9 +142,9 @@ def test_a_checkpoint_that_would_run_code_is_refused(
     monkeypatch.chdir(tmp_path)
     for as_zip in (True, False):
         path = save({"args": ATTACKS[name], "model": {}}, tmp_path / "attack.pt", as_zip)
-        said = refused(path)
-        assert "refused, because it asks for" in said
-        assert name in said or name == "functools.partial"
+        sentence = refused(path)
+        assert "refused, because it asks for" in sentence
+        assert name in sentence or name == "functools.partial"
         assert os.listdir() == ["attack.pt"]
     if name == "posix.system":  # it would work
         torch.load(path, weights_only=False)
@@ -152,8 +152,8 @@ def test_a_checkpoint_that_would_run_code_is_refused(
 
 
 def test_a_file_that_is_no_checkpoint_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    whole, path = checkpoint.read_bytes(), tmp_path / "broken.pt"
-    for content in (whole[: len(whole) // 2], b"hello, this is text\n", b""):
+    image, path = checkpoint.read_bytes(), tmp_path / "broken.pt"
+    for content in (image[: len(image) // 2], b"hello, this is text\n", b""):
         path.write_bytes(content)
         assert "not a readable fairseq checkpoint" in refused(path)
     with pytest.raises(FileNotFoundError):
@@ -182,11 +182,11 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
         "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {}}],
     }
     path, bad = save(state, tmp_path / "whole.pt"), tmp_path / "flipped.pt"
-    whole, count = contents(load(str(path))), 0
+    expected, count = contents(load(str(path))), 0
     for place in range(0, path.stat().st_size, 5):
         flipped(path, place, place % 8, bad)
         try:
-            assert contents(load(str(bad))) == whole, f"bit {place % 8} of byte {place}"
+            assert contents(load(str(bad))) == expected, f"bit {place % 8} of byte {place}"
         except compat.CheckpointError:
             refused(bad)
             count += 1

@@ -43,20 +43,20 @@ def test_two_processes_match_one_that_accumulates_and_resume(corpus: Path, tmp_p
         arguments += [*DYNAMIC.split(), *RECIPE.split(), "--optimizer", "sgd", "--lr", "0.5", *flags]
         arguments += ["--user-dir", str(REPO / "lightconv_plugin"), "--disable-validation"]
         environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert f"training on {processes} devices" in done.stdout
-        return [float(loss) for loss in re.findall(r'"loss": "([\d.]+)"', done.stdout)]
+        process = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+        assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+        assert f"training on {processes} devices" in process.stdout
+        return [float(loss) for loss in re.findall(r'"loss": "([\d.]+)"', process.stdout)]
 
-    two = ["--save-dir", str(tmp_path / "two")]
+    folder = ["--save-dir", str(tmp_path / "two")]
     alone = train(1, "--save-dir", str(tmp_path / "one"), "--update-freq", "2", "--max-update", "16")
-    train(2, *two, "--ddp-backend", "pytorch_ddp", "--max-update", "9")
-    train(2, *two, "--ddp-backend", "legacy_ddp", "--max-update", "16")
+    train(2, *folder, "--ddp-backend", "pytorch_ddp", "--max-update", "9")
+    train(2, *folder, "--ddp-backend", "legacy_ddp", "--max-update", "16")
     assert alone[-1] < alone[0]
-    one, other = (load(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two"))
-    assert other["optimizer_history"][-1]["num_updates"] == 16
-    for name, weight in one["model"].items():
-        torch.testing.assert_close(other["model"][name], weight, rtol=0, atol=1e-4)
+    accumulated, parallel = (load(tmp_path / name / "checkpoint_last.pt") for name in ("one", "two"))
+    assert parallel["optimizer_history"][-1]["num_updates"] == 16
+    for name, weight in accumulated["model"].items():
+        torch.testing.assert_close(parallel["model"][name], weight, rtol=0, atol=1e-4)
 
 
 # -------------------------------------------------------------------------------------- how the launch is completed
@@ -94,9 +94,9 @@ def begun(monkeypatch: pytest.MonkeyPatch, *flags: str, gpus: int = 0) -> Any:
 def test_a_launch_is_completed(flags, launched, gpus, expected, monkeypatch):
     for name, value in TORCHRUN.items() if launched else ():
         monkeypatch.setenv(name, value)
-    found = begun(monkeypatch, *flags, gpus=gpus)
+    settings = begun(monkeypatch, *flags, gpus=gpus)
     names = ("world_size", "rank", "init_method", "backend")
-    assert tuple(getattr(found, f"distributed_{name}") for name in names) == expected
+    assert tuple(getattr(settings, f"distributed_{name}") for name in names) == expected
 
 
 @pytest.mark.parametrize("flags", [["--distributed-world-size", "2"], HAND])
@@ -108,6 +108,6 @@ def test_what_would_train_nothing_is_refused(flags, monkeypatch):
 def test_processes_that_would_train_apart_are_refused(monkeypatch):
     """fairseq-hydra-train does not come by ``call_main``'s completion."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    own = Namespace(distributed_world_size=1)
+    settings = Namespace(distributed_world_size=1)
     with pytest.raises(RuntimeError, match=r"train a model of its own\. Give .*world_size=2"):
-        Trainer(Namespace(common=Namespace(cpu=True), distributed_training=own), None, None, None)
+        Trainer(Namespace(common=Namespace(cpu=True), distributed_training=settings), None, None, None)

@@ -24,7 +24,9 @@ def repeated(size: int, forbidden: bool) -> int:
     options = {"beam_size": 2, "min_len": 12, "max_len_b": 14, "no_repeat_ngram_size": size if forbidden else 0}
     net_input = {"src_tokens": common.tokens(4, 6, types), "src_lengths": torch.full((4,), 6)}
     search = SequenceGenerator([model], common.dictionary(types), **options)
-    all_tokens = [one["tokens"].tolist() for done in search.generate([model], {"net_input": net_input}) for one in done]
+    all_tokens = [
+        best["tokens"].tolist() for nbest in search.generate([model], {"net_input": net_input}) for best in nbest
+    ]
     ngrams = [list(zip(*(tokens[i:] for i in range(size)), strict=False)) for tokens in all_tokens]
     return sum(len(several) - len(set(several)) for several in ngrams)
 

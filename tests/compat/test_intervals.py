@@ -39,10 +39,10 @@ def test_every_interval_leaves_its_checkpoint_and_counts_as_kept(train: Train, t
 )
 def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, tmp_path: Path) -> None:
     """scripts.check promises it."""
-    given = every(1, *options.split())
-    flags = ["no-data", "--arch", "transformer", *given]
+    arguments = every(1, *options.split())
+    flags = ["no-data", "--arch", "transformer", *arguments]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)
-    train(tmp_path, *given, epochs=True)
+    train(tmp_path, *arguments, epochs=True)
     last = args.max_update or 3 * EPOCH
     updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept("update", args, last)]
     epochs = [f"checkpoint{n}.pt" for n in kept("epoch", args, last // EPOCH)]

@@ -48,11 +48,11 @@ def test_bfloat16_trains_saves_and_resumes(train: Train, tmp_path: Path) -> None
 
 def test_bfloat16_means_no_tpu() -> None:
     """And flags that override a checkpoint are those given."""
-    given = ["data", "--arch", "transformer", "--bf16"]
-    assert not options.parse_args_and_arch(options.get_training_parser(), given).tpu
-    assert not options.parse_args_and_arch(options.get_training_parser(), given, parse_known=True)[0].tpu
-    given = ["data", "--task", "translation", "--bf16"]
-    parsed = options.parse_args_and_arch(options.get_validation_parser(), given, suppress_defaults=True)
+    arguments = ["data", "--arch", "transformer", "--bf16"]
+    assert not options.parse_args_and_arch(options.get_training_parser(), arguments).tpu
+    assert not options.parse_args_and_arch(options.get_training_parser(), arguments, parse_known=True)[0].tpu
+    arguments = ["data", "--task", "translation", "--bf16"]
+    parsed = options.parse_args_and_arch(options.get_validation_parser(), arguments, suppress_defaults=True)
     assert vars(parsed) == {"data": "data", "task": "translation", "bf16": True}
 
 
@@ -69,15 +69,15 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
     with pytest.raises(SystemExit, match=r"^(0|None)$"):
         options.parse_args_and_arch(options.get_training_parser())
     printed = " ".join(capsys.readouterr().out.split())
-    own = [f for f in fields(config) if not f.name.startswith("_") and not str(f.default).startswith("${")]
-    assert len(own) > 25  # the others are the task's
-    for option in own:
+    ours = [f for f in fields(config) if not f.name.startswith("_") and not str(f.default).startswith("${")]
+    assert len(ours) > 25  # the others are the task's
+    for option in ours:
         assert f"--{option.name.replace('_', '-')}" in printed
         assert " ".join(option.metadata["help"].split()[:4]) in printed, option.name
 
 
 @pytest.mark.parametrize(
-    ("given", "added"),
+    ("arguments", "added"),
     [
         ("pla_dynamicconv_iwslt_de_en", ""),
         ("pla_dynamicconv_iwslt_de_en --task language_modeling", "--task translation"),
@@ -94,9 +94,9 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
         ("fconv --criterion adaptive_loss", "--criterion cross_entropy"),
     ],
 )
-def test_flags_that_do_not_fit_the_model_are_named(given: str, added: str, monkeypatch) -> None:
+def test_flags_that_do_not_fit_the_model_are_named(arguments: str, added: str, monkeypatch) -> None:
     """And the command with those that do fits."""
-    argv = ["fairseq-train", "data", "--arch", *given.split()]
+    argv = ["fairseq-train", "data", "--arch", *arguments.split()]
     monkeypatch.setattr("sys.argv", argv)
     if added:
         with pytest.raises(SystemExit) as ended:

@@ -34,7 +34,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> torch.device:
     torch.manual_seed(0)
-    return torch.device(request.config.getoption("--device"))
+    device = torch.device(request.config.getoption("--device"))
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)  # for what names no device
+    return device
 
 
 @pytest.fixture(autouse=True)

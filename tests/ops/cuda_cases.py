@@ -27,15 +27,22 @@ def conv(
     H: int = 2,
     p: float = 0.0,
     softmax: bool = True,
+    batch: int = 2,
+    batch_first: bool = False,
 ) -> Case:
-    """Forward and both gradients of convolutions of (length, 2, H * R)."""
+    """Forward and both gradients of convolutions of (length, batch, H * R)."""
+
+    def numbers(machine: Machine, time: int, *shape: int) -> Tensor:
+        if batch_first:
+            return machine.numbers(dtype, batch, time, *shape).transpose(0, 1)
+        return machine.numbers(dtype, time, batch, *shape)
 
     def run(machine: Machine) -> list[Tensor]:
         options = (padding_l, softmax, p, machine.place(torch.tensor([1234567])) if p > 0 else None)
         written = []
         for time in lengths:
-            x, grad = machine.numbers(dtype, time, 2, H * R), machine.numbers(dtype, time, 2, H * R)
-            weight = machine.numbers(dtype, *(time, 2) * dynamic, H, K)
+            x, grad = numbers(machine, time, H * R), numbers(machine, time, H * R)
+            weight = numbers(machine, time, H, K) if dynamic else machine.numbers(dtype, H, K)
             written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
             if dtype.itemsize == 2 and machine.capability >= 80:  # above, both gradients by one kernel
                 for wanted in ((True, False), (False, True)):
@@ -86,11 +93,11 @@ def loss(dtype: torch.dtype, types: int) -> Case:
     return run
 
 
-def residual(dtype: torch.dtype, channels: int, p: float) -> Case:
-    """Residual, dropout and norm of 9 rows, and their gradients."""
+def residual(dtype: torch.dtype, channels: int, p: float, rows: int = 9) -> Case:
+    """Residual, dropout and norm, and their gradients."""
 
     def run(machine: Machine) -> list[Tensor]:
-        x, y, grad = (machine.numbers(dtype, 9, channels) for _ in range(3))
+        x, y, grad = (machine.numbers(dtype, rows, channels) for _ in range(3))
         weight, bias = machine.numbers(dtype, channels), machine.numbers(dtype, channels)
         seed = machine.place(torch.tensor([1234567]))
         out, z, stats = machine.residual_norm(x, y, weight, bias, p, seed, 1e-5)
@@ -110,12 +117,13 @@ def attend(dtype: torch.dtype, channels: int) -> Case:
     return run
 
 
-def candidates(dtype: torch.dtype, types: int) -> Case:
-    """The 8 best continuations of two sentences of two hypotheses."""
+def candidates(dtype: torch.dtype, types: int, beams: int = 2) -> Case:
+    """The best continuations of two sentences, four for each hypothesis."""
 
     def run(machine: Machine) -> list[Tensor]:
-        scores, limits = machine.numbers(F32, 4), machine.place(torch.tensor([1, 2, 9]))
-        return [*machine.step_candidates(machine.numbers(dtype, 4, types), scores, limits, 2, 8, 0.9, 1, 2, 3, 0.5)]
+        rows, limits = 2 * beams, machine.place(torch.tensor([1, 2, 9]))
+        logits, scores = machine.numbers(dtype, rows, types), machine.numbers(F32, rows)
+        return [*machine.step_candidates(logits, scores, limits, beams, 4 * beams, 0.9, 1, 2, 3, 0.5)]
 
     return run
 
@@ -175,6 +183,16 @@ CASES: dict[str, Case] = {
     "conv-f32-light": conv(F32, False, 31, 30, 80, (33, 64)),
     "conv-f32-light-bands": conv(F32, False, 65, 64, 3, (9, 1)),
     "conv-f32-dynamic-bands-drop": conv(F32, True, 70, 10, 16, (33,), p=0.2),
+    "conv-bf16-dynamic-batch-first-mma": conv(BF16, True, 7, 3, 64, (33,), H=1, batch_first=True),
+    "conv-f32-dynamic-batch-first-drop": conv(F32, True, 7, 3, 16, (33,), p=0.2, batch_first=True),
+    "conv-f16-light-batch-first": conv(F16, False, 15, 14, 3, (31,), batch_first=True),
+    "conv-bf16-dynamic-bands-batch-first": conv(BF16, True, 70, 20, 16, (33,), H=1, batch_first=True),
+    "conv-f16-dynamic-K130": conv(F16, True, 130, 65, 8, (33,), H=1),
+    "conv-f32-light-K300": conv(F32, False, 300, 20, 3, (33,)),
+    "conv-bf16-dynamic-R192": conv(BF16, True, 7, 6, 192, (33,), H=1),
+    "conv-f32-light-R200": conv(F32, False, 7, 3, 200, (33,), H=1),
+    # several blocks of positions to a block of the weight's gradient
+    "conv-f32-light-splits": conv(F32, False, 3, 1, 1, (1,), H=600, batch=64),
     "conv-f32-dynamic-kernel-a-channel": conv(F32, True, 4, 3, 1, (33,), H=40, softmax=False),
     "conv-bf16-dynamic-kernel-a-channel": conv(BF16, True, 4, 3, 1, (33,), H=40, softmax=False),
     "conv-f16-light-kernel-a-channel": conv(F16, False, 4, 3, 1, (33,), H=40, softmax=False),
@@ -184,6 +202,7 @@ CASES: dict[str, Case] = {
     "residual-bf16-drop": residual(BF16, 512, 0.3),
     "residual-f16-two-warps": residual(F16, 520, 0.0),
     "residual-f32-odd-drop": residual(F32, 1027, 0.3),
+    "residual-f32-splits": residual(F32, 8, 0.3, rows=3000),
     "step-bf16-dynamic": step(BF16, True, 3, 2, 64),
     "step-f16-light": step(F16, False, 5, 3, 3),
     "step-f32-dynamic": step(F32, True, 4, 2, 16, softmax=False),
@@ -194,7 +213,10 @@ CASES: dict[str, Case] = {
     "attend-f32-odd": attend(F32, 7),
     "candidates-f16": candidates(F16, 1000),
     "candidates-f32-odd": candidates(F32, 77),
+    "candidates-f32-beams": candidates(F32, 100, beams=8),
     "search": search(4, False),
+    "search-beams": search(17, False),
+    "search-stepwise-beams": search(32, True),
     "search-stepwise": search(5, True),
     "update-f32": update(F32),
     "update-bf16": update(BF16),

@@ -163,6 +163,25 @@ def test_kernels_are_kept_for_other_processes(tmp_path):
     assert compilations(tmp_path / "log") == before
 
 
+@pytest.mark.parametrize("damage", [lambda image: image[:-9], lambda image: image[:5], lambda image: b"x" + image[1:]])
+def test_a_damaged_kernel_is_named_and_compiled_again(damage, tmp_path, capfd):
+    machine = Machine(cache=tmp_path)
+    expected = machine.forward(X, WEIGHT, 1)
+    (path,) = tmp_path.iterdir()
+    image = path.read_bytes()
+    path.write_bytes(damage(image))
+    for notice in (f"lightconv_plugin: the compiled kernel {path} was damaged; it is compiled again\n", ""):
+        machine.set_up(tmp_path)
+        assert torch.equal(machine.forward(X, WEIGHT, 1), expected)
+        assert capfd.readouterr().err == notice
+    assert len(path.read_bytes()) > 16
+
+
+def test_a_gpu_older_than_the_compiler_supports_is_named():
+    with pytest.raises(RuntimeError, match=r"sm_70, and the NVRTC of CUDA 0\.0 compiles for sm_75 and later"):
+        Machine(70).forward(X, WEIGHT, 1)
+
+
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path):
     machine = Machine(cache=tmp_path / "cache")
     (tmp_path / "cache").rmdir()

@@ -8,7 +8,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = """#!/bin/sh
-case "$*" in *is_available*) exit $NO_GPU ;; *pytest*) echo one failed; exit 1 ;; esac
+case "$*" in
+  *is_available*cuda*) exit 1 ;;
+  *is_available*) exit 0 ;;
+  *"bench train"*) [ ! -e {0}/broken ] || {{ echo out of memory >&2; exit 3; }} ;;
+esac
+echo "$*" >>{0}/calls
 echo "result of $*"
 """
 
@@ -18,27 +23,52 @@ def run(tmp_path):
     """Run the script in an environment whose Python is a stand-in."""
     python = tmp_path / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(STAND_IN)
+    python.write_text(STAND_IN.format(tmp_path))
     python.chmod(0o755)
 
-    def go(*options, no_gpu=0):
-        environment = {**os.environ, "VENV": str(tmp_path / "venv"), "NO_GPU": str(no_gpu)}
-        command = [str(ROOT / "scripts" / "first_gpu.sh"), *options]
+    def call(*options):
+        command = [str(ROOT / "scripts" / "first_gpu.sh"), "out", *options]
+        environment = {**os.environ, "VENV": str(tmp_path / "venv")}
         return subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
 
-    return go
+    return call
 
 
-def test_what_fails_leaves_the_rest_and_is_said(run, tmp_path):
-    done = run("log", "cuda:1")
-    assert done.stderr == f"error: failed: tests memcheck racecheck; see {tmp_path}/log\n"
-    log = (tmp_path / "log").read_text()
-    for line in ("## info", "result of -m lightconv_plugin.info", "one failed", "## kernels"):
-        assert f"\n{line}\n" in log
-    assert "-m scripts.bench train --device=cuda:1" in log
+def test_a_section_that_fails_leaves_the_others_and_is_run_again(run, tmp_path):
+    (tmp_path / "broken").touch()
+    process = run("--device=cpu", "--only", "info,train,new")
+    assert process.stderr == f"error: failed: train; see their logs in {tmp_path}/out\n"
+    assert "result of -m lightconv_plugin.info" in (tmp_path / "out" / "info.log").read_text()
+    assert (tmp_path / "out" / "train.log").read_text().endswith("\nout of memory\n")
+    (tmp_path / "broken").unlink()
+    process = run("--device", "cpu", "--only=info,train")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "info: passed before" in process.stdout
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[1] for call in calls].count("lightconv_plugin.info") == 1
+    assert "pip" not in " ".join(calls), "an environment that is given is taken as it is: there may be no network"
 
 
-def test_refusals(run):
-    assert "usage: scripts/first_gpu.sh LOG" in run().stdout
-    done = run("log", no_gpu=1)
-    assert (done.returncode, done.stderr) == (1, "error: torch sees no CUDA device here\n")
+@pytest.mark.parametrize(("part", "sections"), [("1", 10), ("2", 4)])
+def test_the_rehearsal_of_a_part_calls_every_section(part, sections, run, tmp_path):
+    process = run("--device=cpu", "--part", part)
+    assert process.returncode == 0, process.stderr
+    assert len(list((tmp_path / "out").glob("*.passed"))) == sections
+    calls = (tmp_path / "calls").read_text()
+    assert ("--dry-run" in calls) == (part == "2")
+    assert ("tests/gpu/test_kernels.py" in calls) == (part == "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "torch sees no CUDA device here; --device cpu rehearses on a CPU"),
+        (["--device=cpu", "--x"], "--x is no option"),
+        (["--device=cpu", "--only=info,test"], "--only test: the sections of part 1 are info compile new"),
+        (["--device=cpu", "--part=3"], "--part 3: expected 1 or 2"),
+    ],
+)
+def test_refusals(options, message, run):
+    process = run(*options)
+    assert process.returncode == 1
+    assert message in process.stderr

@@ -11,6 +11,7 @@ import torch
 from data_prep.common.errors import UserError
 from scripts import score, tune
 from scripts.config import Config, load_config, merge
+from scripts.fairseq_io.checkpoints import load
 from scripts.fairseq_io.commands import evaluate_command, generation_settings
 from scripts.reproduce.run import build_run
 from tests.scripts.test_average import save
@@ -56,7 +57,7 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
         assert units is None  # of debian_lm
         assert "--gen-subset=valid" in command
         model = next(word for word in command if word.startswith("--path="))
-        weights = torch.load(model.removeprefix("--path="))["model"]["w"]
+        weights = load(Path(model.removeprefix("--path=")))["model"]["w"]
         return SimpleNamespace(facts={"perplexity": found[weights[0].item()]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
@@ -68,7 +69,7 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
     assert said in capsys.readouterr().out
     chosen = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (chosen["chosen"], chosen["score"]) == ({"last": last}, min(perplexities))
-    delivered = torch.load(tmp_path / "out" / "model.pt")
+    delivered = load(tmp_path / "out" / "model.pt")
     assert delivered["model"]["w"][0] == {"best": 1.0, 1: 2.0, 2: 1.5}[last]
     assert "last_optimizer_state" not in delivered
     (tmp_path / "checkpoints" / "checkpoint_best.pt").unlink()

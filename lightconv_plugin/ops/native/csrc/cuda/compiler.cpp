@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iomanip>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -64,13 +66,34 @@ std::string content_of(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// Written under a name of its own and then renamed, so that nobody reads half a file. A folder that cannot be written
-// costs time, not the result.
+const size_t DIGEST_BYTES = 16;
+
+std::string digest_of(const std::string& image) {
+  std::ostringstream text;
+  text << std::hex << std::setfill('0') << std::setw(DIGEST_BYTES) << std::hash<std::string>{}(image);
+  return text.str();
+}
+
+// An image lies in the cache with its digest behind it. Empty where there is no file, or where its digest is another's:
+// a disk that was full, a copy that was cut short. Such a file is named, and compiled again.
+std::string read_cached(const std::string& path) {
+  std::string image = content_of(path);
+  if (image.empty()) return image;
+  const size_t size = image.size() < DIGEST_BYTES ? 0 : image.size() - DIGEST_BYTES;
+  const std::string digest = image.substr(size);
+  image.resize(size);
+  if (digest_of(image) == digest) return image;
+  std::fprintf(stderr, "lightconv_plugin: the compiled kernel %s was damaged; it is compiled again\n", path.c_str());
+  return "";
+}
+
+// The file is written under a name of its own and then renamed, so that nobody reads half a file. A folder that cannot be
+// written costs time, not the result.
 void write_cached(const std::string& path, const std::string& image) {
   static std::atomic<int> count{0};
   const std::string draft = path + "." + std::to_string(getpid()) + "." + std::to_string(count++);
   std::ofstream file(draft, std::ios::binary);
-  file << image;
+  file << image << digest_of(image);
   file.close();
   std::error_code ignored;
   if (file) std::filesystem::rename(draft, path, ignored);
@@ -78,14 +101,19 @@ void write_cached(const std::string& path, const std::string& image) {
 }
 
 // The newest architecture that NVRTC knows and the GPU runs: its own, or one to which the driver's compiler adapts.
-int best_architecture(int capability) {
+int best_architecture(int capability, const std::string& version) {
   int count = 0;
   nvrtc().nvrtcGetNumSupportedArchs(&count);
   std::vector<int> known(count);
   nvrtc().nvrtcGetSupportedArchs(known.data());
-  int best = 0;  // of which NVRTC says that it is none
+  int best = 0;
   for (const int arch : known)
     if (arch <= capability) best = std::max(best, arch);
+  if (best == 0)
+    throw std::runtime_error("lightconv: this GPU is of the architecture sm_" + std::to_string(capability) +
+                             ", and the NVRTC of CUDA " + version + " compiles for sm_" +
+                             std::to_string(known.empty() ? 0 : *std::min_element(known.begin(), known.end())) +
+                             " and later: install a torch that was built for an earlier CUDA");
   return best;
 }
 
@@ -169,17 +197,18 @@ std::string compile(const std::string& source, int capability) {
   if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: the CUDA side was not configured");
   int major = 0, minor = 0;
   nvrtc().nvrtcVersion(&major, &minor);
-  const int arch = best_architecture(capability);
+  const std::string version = std::to_string(major) + '.' + std::to_string(minor);
+  const int arch = best_architecture(capability, version);
   const bool machine_code = arch == capability;
   const std::vector<std::string> options = {
       "--std=c++20", "--device-as-default-execution-space",
       std::string("--gpu-architecture=") + (machine_code ? "sm_" : "compute_") + std::to_string(arch)};
 
-  std::string key = std::to_string(major) + '.' + std::to_string(minor) + '\n' + source;
+  std::string key = version + '\n' + source;
   for (const std::string& option : options) key += '\n' + option;
   const std::string name = std::to_string(std::hash<std::string>{}(key));
-  const std::string path = chosen.cache + "/" + name + (machine_code ? ".cubin" : ".ptx");
-  std::string image = content_of(path);
+  const std::string path = chosen.cache + "/" + name + ".kernel";
+  std::string image = read_cached(path);
   if (image.empty()) write_cached(path, image = run(source, options, machine_code));
   return image;
 }
