@@ -126,7 +126,7 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
     if data is None and not joined and getattr(args, "share_all_embeddings", False):
         raise UserError(
             f"{config.path}: the model has one matrix for all embeddings (share-all-embeddings, given or set by "
-            f"{args.arch}), and {config.dataset} has a dictionary for each language; set "
+            f"{args.arch}), and {config.dataset_name} has a dictionary for each language; set "
             "train.no-share-all-embeddings: true (of fairseq's own models leave share-all-embeddings out), or in the "
             "dataset's file binarise: {joined_dictionary: true}"
         )
@@ -255,7 +255,7 @@ def check_lengths(config: Config, made: TaskAndModel, running: Namespace) -> Non
                 f"{config.path}: line {gone[0] + 1:,} of {part} has {lengths[gone[0]]:,} tokens, its end counted, "
                 f"expected at most {limit:,} (`{name}`); {len(gone) - 1:,} more are too long. Set {name}: "
                 f"{lengths.max()}, or have such lines shortened or dropped by a step `truncate` or `clean` in "
-                f"data_prep/datasets/{config.dataset}.yaml"
+                f"{load_dataset(config.dataset).file}"
             )
 
 

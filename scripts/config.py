@@ -2,7 +2,8 @@
 
 A file names the one it builds on with ``base:`` (a path relative to itself; chains are allowed).
 
-  dataset: a file of data_prep/datasets, without .yaml
+  dataset: the name of a file in data_prep/datasets, without .yaml, or the path of a dataset's YAML file, relative to
+                     the file that sets it
   precision: fp16    of the training: fp32 (the default), fp16 with fairseq's loss scaling on GPUs, bf16, or auto: on a
                      CPU bf16 where the processor is fast in it, on GPUs fp16
   seeds: [1, 2, 3]   a model is trained with each; the best of them on validation is tested
@@ -40,6 +41,7 @@ from data_prep.common.command import argument_parser
 from data_prep.common.errors import UserError
 from data_prep.common.schema import check_fields, require
 from data_prep.common.strict_yaml import read_yaml
+from data_prep.dataset import is_path
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # of a training
 SEARCH_PRECISIONS = (*PRECISIONS, "int8")
@@ -107,6 +109,11 @@ class Config:
     other_dataset: str | None = None
 
     @property
+    def dataset_name(self) -> str:
+        """The dataset's name: of its folder in work/, in records and in the signatures of scores."""
+        return Path(self.dataset).stem if is_path(self.dataset) else self.dataset
+
+    @property
     def arguments(self) -> list[str]:
         """The arguments by which a command reads this configuration (``config_parser``)."""
         return [str(self.path), *(["--dataset", self.other_dataset] if self.other_dataset else [])]
@@ -156,7 +163,7 @@ def config_parser(doc: str | None, *, data: bool = False, out: str | None = None
     parser = argument_parser(doc)
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    add("--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`")
+    add("--dataset", metavar="NAME", help="replaces the configuration's `dataset`: a name, or a YAML file")
     if data:
         add("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
     if out is not None:
@@ -182,6 +189,9 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
         if any(current.samefile(each) for each in chain):
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
         chain[current] = content
+        dataset = str(content.get("dataset", ""))
+        if is_path(dataset) and (current.parent / dataset).is_file():
+            content["dataset"] = str((current.parent / dataset).resolve())
         base = content.pop("base", None)
         require(current, isinstance(base, str | None), "base", base, "the path of a YAML file")
         current = current.parent / base if base is not None else None
@@ -193,8 +203,10 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
             merged[name] = {key: value for key, value in section.items() if value is not None}
     _check(" on top of ".join(map(str, chain)), merged)
     published = merged.get("precision", "fp32")
-    given = {"dataset": other_dataset, "precision": precision}
-    merged |= {key: value for key, value in given.items() if value is not None}
+    if other_dataset and is_path(other_dataset):
+        other_dataset = str(Path(other_dataset).absolute())
+    overrides = {"dataset": other_dataset, "precision": precision}
+    merged |= {key: value for key, value in overrides.items() if value is not None}
     published = "fp16" if published == "auto" else published
     return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
 
@@ -215,8 +227,10 @@ def _check(file: str, config: dict[str, Any]) -> None:
     """Refuse settings that are missing, unknown, of the wrong kind, or at odds with another."""
     expect = functools.partial(require, file)
     check_fields(file, config, _KEYS, ("dataset", "seeds"))
-    named = re.fullmatch(r"(?!\.)[\w.-]+", config["dataset"])
-    expect(named, "dataset", config["dataset"], "the name of a file in data_prep/datasets, without .yaml")
+    dataset = config["dataset"]
+    is_name = re.fullmatch(r"(?!\.)[\w.-]+", dataset) and not is_path(dataset)
+    expected = "the name of a file in data_prep/datasets, without .yaml, or the path of a YAML file"
+    expect(is_name or Path(dataset).is_absolute(), "dataset", dataset, expected)
     expect(_several(config["seeds"], 0), "seeds", config["seeds"], "a list of different whole numbers")
     for section, types in SECTIONS.items():
         settings = config[section]
