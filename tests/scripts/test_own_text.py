@@ -1,4 +1,4 @@
-"""Two files of one's own become a dataset and a configuration that the other commands take."""
+"""Tests of scripts.own_text: two text files become a dataset and a configuration for the other commands."""
 
 import os
 import random
@@ -198,11 +198,11 @@ def test_the_longest_five_in_a_thousand_lines_are_left_out(longer, most):
     assert own_text.max_words(*two_sides(1000, [10] * (1000 - longer) + [130] * longer)) == most
 
 
-def test_what_cannot_be_is_said(checkout, call, capsys):
+def test_wrong_input_is_refused(checkout, call, capsys):
     chinese, english = corpus(checkout, "zh", 20)
     (short := checkout / "short.en").write_text("one line\n")
     call(chinese, english, "zh", name="there")
-    for tgt, source, name, said in (
+    for tgt, source, name, message in (
         (short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
         (english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
         (english, "en", "mine", "--source and --target are both en"),
@@ -210,7 +210,7 @@ def test_what_cannot_be_is_said(checkout, call, capsys):
     ):
         with pytest.raises((UserError, SystemExit)) as refusal:
             call(chinese, tgt, source, name=name)
-        assert re.search(said, f"{refusal.value}{capsys.readouterr().err}")
+        assert re.search(message, f"{refusal.value}{capsys.readouterr().err}")
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -266,19 +266,19 @@ def test_a_perfect_translation_scores_100(target, tmp_path):
     with pytest.raises(sentencepiece.TooManyUnits) as refusal:
         sentencepiece.learn(iter(references), units=1000)
     codes.write_bytes(sentencepiece.learn(iter(references), units=refusal.value.limit))
-    for name, given in (("tokenise", {"escape": False}), ("sentencepiece", {"units": 200})):
-        steps = (Step(name=name, parameters=given),)
+    for name, parameters in (("tokenise", {"escape": False}), ("sentencepiece", {"units": 200})):
+        steps = (Step(name=name, parameters=parameters),)
         dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
         joined = [post_process(line, dataset.units) for line in map(line_steps(dataset, target, codes), references)]
         back = list(map(detokeniser(target, dataset), joined))
-        found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
-        assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
+        metric = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
+        assert metric.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 
 
 def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(tmp_path):
     (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "scripts.own_text", "x"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert re.match("error: the package yaml is not installed for .* scripts/setup.sh", done.stderr)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (process.returncode, "Traceback" in process.stderr) == (1, False)
+    assert re.match("error: the package yaml is not installed for .* scripts/setup.sh", process.stderr)
