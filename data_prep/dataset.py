@@ -207,9 +207,7 @@ class Dataset:
 
 def load_dataset(name: str) -> Dataset:
     """Read and check a dataset: a name in datasets/, or the path of a YAML file."""
-    file = FOLDER / f"{name}.yaml"
-    if "/" in name or name.endswith((".yaml", ".yml")):
-        file = Path(name)
+    file = Path(name) if is_path(name) else FOLDER / f"{name}.yaml"
     if not file.is_file():
         raise UserError(
             f"no dataset {name!r} ({file} is not a file); give one of {', '.join(names())}, or the path of a YAML file"
@@ -220,6 +218,11 @@ def load_dataset(name: str) -> Dataset:
     dataset = build(Dataset, data, file=file, preset={"name": file.stem, "file": file})
     _check(dataset)
     return dataset
+
+
+def is_path(name: str) -> bool:
+    """Return True if ``name`` is the path of a dataset's YAML file, False if it is a name in datasets/."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
 
 
 def names() -> list[str]:

@@ -8,15 +8,17 @@ from data_prep.common.terminal import aligned
 
 
 def commands() -> list[list[str]]:
-    """Each command with the first line of its docstring. Nothing is imported."""
-    found = []
+    """Return each command with the first line of its docstring, without importing it."""
+    listed = []
     folders = [CHECKOUT / name for name in ("data_prep", "lightconv_plugin", "scripts")]
-    for path in sorted(path for folder in folders for each in ("*.py", "*/__main__.py") for path in folder.glob(each)):
+    for path in sorted(
+        path for folder in folders for pattern in ("*.py", "*/__main__.py") for path in folder.glob(pattern)
+    ):
         text = path.read_text(encoding="utf-8")
         if '\nif __name__ == "__main__":\n' in text:
             module = ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__main__")
-            found.append([f"python -m {module}", str(ast.get_docstring(ast.parse(text))).split("\n")[0]])
-    return found
+            listed.append([f"python -m {module}", str(ast.get_docstring(ast.parse(text))).split("\n")[0]])
+    return listed
 
 
 if __name__ == "__main__":

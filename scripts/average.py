@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--checkpoints", type=Path, metavar="DIR", help="folder that scripts.train wrote")
     add("--out", type=Path, metavar="FILE", help="the model file to write")
     add("--last", type=positive, metavar="N", help="number of checkpoints, counted from the newest")
-    add("--by", choices=("update", "epoch"), help="checkpoint_E_U.pt or checkpointE.pt")
+    add("--by", choices=("update", "epoch"), help="the files checkpoint_E_U.pt (update) or checkpointE.pt (epoch)")
     arguments = parser.parse_args(argv)
     paths = choose(arguments.checkpoints, arguments.last, arguments.by)
     result = average(paths)

@@ -1,11 +1,11 @@
-"""Check a configuration before anything runs, for what would cost its training or make its figures mean another thing.
+"""Check a configuration before anything runs: reject settings that would waste the training or falsify its scores.
 
-fairseq's own parsers read the flags, and its model, loss, optimizer and search are made of them, without memory for the
-weights. No flag may have a value that fails late. The checkpoints that `average` and `tune` take must be there in the
-end, and those of a mean must be of low learning rates. Validation must report what the best checkpoint is chosen by,
-hypotheses must be joined to words, and the packages of the scores must be installed. With --data no line of validation
-and test may be longer than the model and its batches take. scripts.reproduce does this first, and scripts.train does it
-with --data.
+fairseq's own parsers read the flags, and the model, loss, optimizer and search are built from them, without memory for
+the weights. No flag may have a value that fails late. The training must keep the checkpoints that `average` and `tune`
+need, and averaged checkpoints must come from low learning rates. Validation must report the score that the best
+checkpoint is chosen by, hypotheses must be joined to words, and the packages of the scores must be installed. With
+--data, no line of validation and test may be longer than the model and its batches allow. scripts.reproduce runs this
+check first, and scripts.train runs it with --data.
 """
 
 import logging
@@ -48,19 +48,19 @@ TRAINING_LIMITS = {
     "label_smoothing": SHARE,
     "warmup_updates": FROM_0,
 }
-"""Of fairseq-train's flags, by the names that they have once they are parsed."""
+"""Limits of fairseq-train's flags, by the names of the parsed flags."""
 GENERATION_LIMITS = LIMITS | {
     "sampling": Limit(lambda value, flags: not value or flags.beam == flags.nbest, "false, or beside it a beam of 1"),
     "replace_unk": Limit(lambda *_: False, "nothing: it is for text that is not binarised"),
 }
-"""Beside the limits of a search those of the command, of which the last two are."""
+"""Limits of a search, and two of the command fairseq-generate."""
 
 
 def check(config: Config, data: Path | None, devices: Devices) -> None:
-    """Check a configuration, and the lines of ``data`` if they are there.
+    """Check a configuration and, if there is binarised ``data``, the lengths of its lines.
 
     Raises:
-        UserError: something in it cannot be, or will not be there when it is needed.
+        UserError: a setting is impossible, or a later stage would fail with it.
     """
     train, *runs = fairseq_commands(config, data or NOWHERE, devices)
     training, all_running = parse(train), [parse(run) for run in runs]
@@ -69,22 +69,24 @@ def check(config: Config, data: Path | None, devices: Devices) -> None:
         check_limits(run, running, GENERATION_LIMITS)
         check_units(config, run, running)
     check_validation(train, training)
-    made = check_model(config, train, training, data)
+    built = check_model(config, train, training, data)
     check_checkpoints(config, training)
     for run, running in zip(runs, all_running, strict=True):
-        check_generation(run, running, made)
+        check_generation(run, running, built)
     check_scores(config)
-    if data is not None and made is not None:
-        check_lengths(config, made, all_running[-1])
+    if data is not None and built is not None:
+        check_lengths(config, built, all_running[-1])
 
 
 def fairseq_commands(config: Config, data: Path, devices: Devices) -> Iterator[Command]:
-    """The command that trains the model, and those that run it with the candidates of ``tune``.
+    """Yield the command that trains the model, then commands that run it with the candidates of ``tune``.
 
-    The n-th has the n-th candidate of each flag, or its last one: each candidate is in one of them.
+    The n-th of these has the n-th candidate of each flag (or its last one), so every candidate is in a command.
     """
     if not devices.gpu:
-        config = replace(config, precision="fp32")  # no flag depends on it there, and auto would measure
+        config = replace(
+            config, precision="fp32"
+        )  # on a CPU no flag depends on the precision, and "auto" would take time to measure
     words = commands.train_command(config, config.seeds[0], data, NOWHERE, devices)
     yield Command(config.path, words, {key: f"train.{key}" for key in config.train})
     if config.metric == "perplexity":
@@ -101,19 +103,20 @@ def fairseq_commands(config: Config, data: Path, devices: Devices) -> Iterator[C
 
 
 def check_limits(command: Command, args: Namespace, limits: Mapping[str, Limit]) -> None:
-    """Check the values that fairseq's parser takes and fairseq fails with, some of them after hours."""
+    """Check values that fairseq's parser accepts but that make fairseq fail later, in some cases after hours."""
     if refusal := refused(args, limits):
         name, expected = refusal
         raise command.refusal(name.replace("_", "-"), expected)
 
 
 def check_model(config: Config, train: Command, args: Namespace, data: Path | None) -> TaskAndModel | None:
-    """Make what fairseq-train makes of its flags, on torch's meta device, with the dictionaries of ``data``.
+    """Build the objects that fairseq-train builds from its flags, on torch's meta device.
 
-    Without data the dictionaries are stand-ins, one for both languages if the dataset's is joined.
+    The dictionaries are those of ``data``; without data, stand-ins: one for both languages if the dataset has a joined
+    dictionary.
 
     Returns:
-        task and model, for the search; None of a task that cannot be made without data.
+        Task and model, for the search; None if the task cannot be built without data.
 
     Raises:
         UserError: the model, the loss, the optimizer or its schedule refuses its flags.
@@ -124,11 +127,11 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
 
     from lightconv_plugin.compat.internals import on_meta_device
 
-    joined, what = load_dataset(config.dataset).binarise.joined_dictionary, "task"
+    joined, part = load_dataset(config.dataset).binarise.joined_dictionary, "task"
     if data is None and not joined and getattr(args, "share_all_embeddings", False):
         raise UserError(
-            f"{config.path}: the model has one matrix for all embeddings (share-all-embeddings, given or set by "
-            f"{args.arch}), and {config.dataset} has a dictionary for each language; set "
+            f"{config.path}: the model has one matrix for all embeddings (share-all-embeddings, set here or by "
+            f"{args.arch}), and {config.dataset_name} has a dictionary for each language; set "
             "train.no-share-all-embeddings: true (of fairseq's own models leave share-all-embeddings out), or in the "
             "dataset's file binarise: {joined_dictionary: true}"
         )
@@ -138,30 +141,30 @@ def check_model(config: Config, train: Command, args: Namespace, data: Path | No
         if task is None:
             return None
         with on_meta_device():
-            what = "model"
+            part = "model"
             model = task.build_model(cfg.model)
-            what = "loss"
+            part = "loss"
             task.build_criterion(cfg.criterion)
-            what = "optimizer"
+            part = "optimizer"
             optimizer = optim.build_optimizer(cfg.optimizer, list(model.parameters()))
-            what = "schedule of the learning rate"
+            part = "schedule of the learning rate"
             lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
-    except Exception as error:  # of fairseq's many kinds
-        raise UserError(f"{config.path}: {train.name} cannot make the {what}: {in_words(error)}") from error
+    except Exception as error:  # fairseq raises errors of many types
+        raise UserError(f"{config.path}: {train.name} cannot build the {part}: {in_words(error)}") from error
     return TaskAndModel(args, cfg, task, model)
 
 
-def check_generation(run: Command, args: Namespace, made: TaskAndModel | None) -> None:
-    """Make the search of fairseq-generate, whose flags may contradict each other."""
+def check_generation(run: Command, args: Namespace, built: TaskAndModel | None) -> None:
+    """Build the search of fairseq-generate, whose flags may contradict each other."""
     from fairseq.data import encoders
     from fairseq.tasks import TASK_REGISTRY
     from fairseq.tasks.translation import TranslationTask
 
-    if made is None or not isinstance(made.task, TranslationTask):
+    if built is None or not isinstance(built.task, TranslationTask):
         return
     try:
-        task = TASK_REGISTRY[args.task](args, made.task.source_dictionary, made.task.target_dictionary)
-        task.build_generator([made.model], args)
+        task = TASK_REGISTRY[args.task](args, built.task.source_dictionary, built.task.target_dictionary)
+        task.build_generator([built.model], args)
         encoders.build_tokenizer(args)
         encoders.build_bpe(args)
     except Exception as error:
@@ -169,7 +172,7 @@ def check_generation(run: Command, args: Namespace, made: TaskAndModel | None) -
 
 
 def check_scores(config: Config) -> None:
-    """Score a line, so that a package that the scores need is missed before the training and not after it."""
+    """Score one line, so that a missing package is reported before the training and not after it."""
     if config.metric == "perplexity":
         return
     try:
@@ -186,9 +189,9 @@ def check_scores(config: Config) -> None:
 
 
 def check_validation(train: Command, args: Namespace) -> None:
-    """Check that a validation reports the score of the best checkpoint, and which way it is better.
+    """Check that validation reports the score that the best checkpoint is chosen by, and which direction is better.
 
-    Without the score fairseq fails at the first validation, before it has saved anything.
+    Without the score fairseq fails at the first validation, before it saves a checkpoint.
     """
     metric = args.best_checkpoint_metric
     reported = {
@@ -201,8 +204,8 @@ def check_validation(train: Command, args: Namespace) -> None:
     if not reported.get(metric):
         raise train.refusal(
             "best-checkpoint-metric",
-            f"expected one of {', '.join(name for name, there in reported.items() if there)}, which a validation "
-            "reports; bleu needs train.eval-bleu: true, and accuracy train.report-accuracy: true",
+            f"expected one of {', '.join(name for name, is_reported in reported.items() if is_reported)}, which "
+            "validation reports; bleu needs train.eval-bleu: true, and accuracy train.report-accuracy: true",
         )
     if args.maximize_best_checkpoint_metric is not (metric in HIGHER_IS_BETTER):
         raise train.refusal(
@@ -213,29 +216,31 @@ def check_validation(train: Command, args: Namespace) -> None:
 
 
 def check_units(config: Config, run: Command, args: Namespace) -> None:
-    """Check that --post-process joins the units of the dataset, where they are known, so that scores are of words."""
+    """Check that --post-process joins the dataset's subwords, if its steps are known, so that words are scored."""
     dataset = load_dataset(config.dataset)
     joined = SAME_UNITS.get(args.post_process, args.post_process)
     if config.metric != "perplexity" and dataset.steps and joined != dataset.units:
         raise run.refusal(
             "post-process",
-            f"and {dataset.name} is in units of {dataset.units}; set generate.post-process: {dataset.units or 'null'}",
+            f"and {dataset.name} is in subwords of {dataset.units}; set generate.post-process: "
+            f"{dataset.units or 'null'}",
         )
 
 
-def check_lengths(config: Config, made: TaskAndModel, running: Namespace) -> None:
-    """Check that no line of validation and test is longer than the model reads, and than the batches it comes in.
+def check_lengths(config: Config, built: TaskAndModel, running: Namespace) -> None:
+    """Check that no line of validation and test is longer than the model and its batches allow.
 
     Args:
-        made: what the flags of the training make.
-        running: the flags with which the model is run over both sets.
+        config: the configuration.
+        built: task and model.
+        running: the parsed flags of generation.
 
     Raises:
-        UserError: it names the first such line, its length, the setting that limits it, and what to do.
+        UserError: a line is too long; the message names its length, the setting that limits it, and the remedy.
     """
     import numpy as np
 
-    args, cfg, task = made.args, made.cfg, made.task
+    args, cfg, task = built.args, built.cfg, built.task
     names: tuple[str, ...] = commands.POSITIONS
     if config.metric == "perplexity":
         names = ("tokens-per-sample" if cfg.task.max_target_positions is None else "max-target-positions",)
@@ -251,13 +256,13 @@ def check_lengths(config: Config, made: TaskAndModel, running: Namespace) -> Non
         if part == "test" or config.tune or len(config.seeds) > 1 or config.metric == "perplexity":
             limits.append(("generate.max-tokens", sizes.max(1), running.max_tokens))
         for name, lengths, limit in limits:
-            if limit is None or not len(gone := np.flatnonzero(lengths > limit)):
+            if limit is None or not len(too_long := np.flatnonzero(lengths > limit)):
                 continue
             raise UserError(
-                f"{config.path}: line {gone[0] + 1:,} of {part} has {lengths[gone[0]]:,} tokens, its end counted, "
-                f"expected at most {limit:,} (`{name}`); {len(gone) - 1:,} more are too long. Set {name}: "
-                f"{lengths.max()}, or have such lines shortened or dropped by a step `truncate` or `clean` in "
-                f"data_prep/datasets/{config.dataset}.yaml"
+                f"{config.path}: line {too_long[0] + 1:,} of {part} has {lengths[too_long[0]]:,} tokens "
+                f"with its end symbol, expected at most {limit:,} (`{name}`); {len(too_long) - 1:,} more are too long. "
+                f"Set {name}: {lengths.max()}, or shorten or drop such lines by a step `truncate` or `clean` in "
+                f"{load_dataset(config.dataset).file}"
             )
 
 

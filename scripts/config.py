@@ -1,13 +1,15 @@
-"""A run's configuration: YAML files that state only what differs, merged, checked and turned into fairseq's flags.
+"""A run's configuration: YAML files are merged, checked and turned into fairseq's flags.
 
-A file names the one it builds on with ``base:`` (a path relative to itself; chains are allowed).
+A file states only what differs from the file that its key ``base:`` names (a path relative to the file itself). That
+file may have a base, too.
 
-  dataset: a file of data_prep/datasets, without .yaml
+  dataset: the name of a file in data_prep/datasets, without .yaml, or the path of a dataset's YAML file, relative to
+                     the file that sets it
   precision: fp16    of the training: fp32 (the default), fp16 with fairseq's loss scaling on GPUs, bf16, or auto: on a
                      CPU bf16 where the processor is fast in it, on GPUs fp16
-  seeds: [1, 2, 3]   a model is trained with each; the best of them on validation is tested
+  seeds: [1, 2, 3]   one model is trained for each seed; the best one on validation is tested
   train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
-                     so that a file can take back what its base sets; a list is joined with commas
+                     so that a file can undo a setting of its base; a list is joined with commas
   batch: {tokens: 458752, max-tokens: 3584}   tokens of an update over all devices, and at most how many a device takes
                      at once: update-freq follows from the devices. With cpu-processes: 2, where there is no GPU, two
                      processes if there are two cores: small models train faster so than with two threads
@@ -40,6 +42,7 @@ from data_prep.common.command import argument_parser
 from data_prep.common.errors import UserError
 from data_prep.common.schema import check_fields, require
 from data_prep.common.strict_yaml import read_yaml
+from data_prep.dataset import is_path
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")  # of a training
 SEARCH_PRECISIONS = (*PRECISIONS, "int8")
@@ -64,13 +67,13 @@ _SET_HERE = {
     *("data", "user-dir", "seed", "log-format", "cpu", "save-dir", "log-file", "restore-file", "path", "results-path"),
     *("quiet", "nbest", "gen-subset", "fp16", "bf16", "memory-efficient-fp16", "memory-efficient-bf16"),
     *("source-lang", "target-lang"),  # the dataset's
-    # with which fairseq reads a part of a subset, or gives the references
+    # fairseq would read only a part of a subset, or be given the references
     *("num-shards", "shard-id", "prefix-size", "score-reference"),
-    # with which a training leaves nothing to go on from, or forgets it
+    # a training could not resume, or would ignore its checkpoints
     *("no-save", "no-last-checkpoints", "no-save-optimizer-state"),
     *("reset-optimizer", "reset-lr-scheduler", "reset-meters", "reset-dataloader"),
 }
-"""Flags that no section may hold: two homes for one value would part, or a result would be another."""
+"""Flags that no section may hold: they are set elsewhere, or would change the meaning of the results."""
 OTHER_NAMES = {
     "remove-bpe": "post-process",
     "max-sentences": "batch-size",
@@ -79,11 +82,12 @@ OTHER_NAMES = {
     "nval": "max-valid-steps",
     "save-async": "write-checkpoints-asynchronously",
 }
-"""fairseq's second names of its flags, and the first ones, which alone are taken. A test compares them with fairseq."""
+"""fairseq's second names of its flags, with the first names, which alone are accepted. A test compares both with
+fairseq's parsers."""
 
 
 def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every choice of one value for each key; one empty choice where there are no keys."""
+    """Return every choice of one value for each key; without keys, one empty choice."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -103,44 +107,49 @@ class Config:
     score: dict[str, Any] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
-    published_precision: str = "fp16"  # what auto is on a GPU: the files' own where they name one
+    published_precision: str = "fp16"  # what "auto" means on a GPU: the files' precision if they name one
     other_dataset: str | None = None
 
     @property
+    def dataset_name(self) -> str:
+        """The dataset's name: of its folder in work/, in records and in the signatures of scores."""
+        return Path(self.dataset).stem if is_path(self.dataset) else self.dataset
+
+    @property
     def arguments(self) -> list[str]:
-        """The arguments by which a command reads this configuration (``config_parser``)."""
+        """Arguments with which a command reads this configuration, see ``config_parser``."""
         return [str(self.path), *(["--dataset", self.other_dataset] if self.other_dataset else [])]
 
     @property
     def metric(self) -> str:
-        """One of ``METRICS``, by which the models are compared."""
+        """The metric that models are compared by, one of ``METRICS``."""
         return str(self.score.get("metric", "bleu"))
 
     @property
     def averaged(self) -> list[int | str]:
-        """The numbers of checkpoints that the model may be the mean of; ``BEST`` for the best checkpoint."""
+        """Numbers of checkpoints that may be averaged into the model; ``BEST`` is the best checkpoint alone."""
         if not self.average:
             return [BEST]
         return list(self.tune.get("last", [self.average["last"]]))
 
     @property
     def cpu_processes(self) -> int:
-        """Number of processes by which a CPU with as many cores trains."""
+        """Number of training processes on a CPU that has as many cores."""
         return int(self.batch.get("cpu-processes", 1))
 
     def merged(self) -> dict[str, Any]:
-        """All settings as plain data, for the run record."""
+        """Return all settings as plain data, for the run record."""
         return {key: getattr(self, key) for key in ("dataset", "seeds", "precision", *SECTIONS)}
 
     def training(self, seed: int) -> dict[str, Any]:
-        """Return what decides the result of a training, beside its data and where it runs."""
+        """Return the settings that decide the result of a training, apart from its data and its devices."""
         settings = {"train": self.train, "tokens": self.batch.get("tokens"), "seed": seed}
-        # only where it is not the default: trainings from before there was the key stay what they are
+        # the default is left out, so that trainings from before the key existed stay valid
         return settings if self.precision == "fp32" else settings | {"precision": self.precision}
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` on top of ``base``: mappings are merged key by key, anything else in ``over`` replaces."""
+    """Merge mappings key by key; any other value of ``over`` replaces the value of ``base``."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -149,28 +158,36 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_parser(doc: str | None, *, data: bool = False, out: str | None = None) -> argparse.ArgumentParser:
-    """A parser that shows a command's docstring and takes the arguments that ``given_config`` reads.
+    """Return a parser with a command's docstring as its help and the arguments that ``given_config`` reads.
 
-    ``data``: it takes the binarised data, too; ``out``: and a folder to write, for this.
+    Args:
+        doc: the command's docstring.
+        data: add --data, the folder of binarised data.
+        out: add --out, the folder to write, with this help.
     """
     parser = argument_parser(doc)
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG", help="a YAML file in configs/")
-    add("--dataset", metavar="NAME", help="a file of data_prep/datasets in place of the configuration's `dataset`")
+    add("--dataset", metavar="NAME", help="replaces the configuration's `dataset`: a name, or a YAML file")
     if data:
-        add("--data", type=Path, required=True, metavar="BINARISED", help="what data_prep.binarise wrote")
+        add("--data", type=Path, required=True, metavar="BINARISED", help="the folder that data_prep.binarise wrote")
     if out is not None:
         add("--out", type=Path, required=True, metavar="DIR", help=out)
     return parser
 
 
 def given_config(arguments: argparse.Namespace, precision: str | None = None) -> Config:
-    """The configuration that a command was given; see ``load_config``."""
+    """Return the configuration of a command's arguments; see ``load_config``."""
     return load_config(arguments.config, arguments.dataset, precision=precision)
 
 
 def load_config(path: Path, other_dataset: str | None = None, *, precision: str | None = None) -> Config:
-    """Read ``path`` and the chain of files it builds on; a dataset and a precision that are given replace theirs.
+    """Read a configuration and the chain of files that it builds on.
+
+    Args:
+        path: the configuration's YAML file.
+        other_dataset: replaces the files' dataset; None keeps it.
+        precision: replaces the files' precision; None keeps it.
 
     Raises:
         UserError: a file cannot be read, builds on itself, or holds an unknown or ill-typed key.
@@ -179,28 +196,33 @@ def load_config(path: Path, other_dataset: str | None = None, *, precision: str 
     current: Path | None = path
     while current is not None:
         content = read_yaml(current)
-        if any(current.samefile(each) for each in chain):
+        if any(current.samefile(file) for file in chain):
             raise UserError(f"{path}: its chain of `base:` comes back to {current}; a file cannot build on itself")
         chain[current] = content
+        dataset = str(content.get("dataset", ""))
+        if is_path(dataset) and (current.parent / dataset).is_file():
+            content["dataset"] = str((current.parent / dataset).resolve())
         base = content.pop("base", None)
         require(current, isinstance(base, str | None), "base", base, "the path of a YAML file")
         current = current.parent / base if base is not None else None
     merged = functools.reduce(merge, reversed(chain.values()))
     for name in SECTIONS:
         section = merged[name] = {} if merged.get(name) is None else merged[name]
-        # of fairseq's flags null stays: the run record shows what is taken back
+        # null stays among fairseq's flags: the run record shows which settings of the base are undone
         if isinstance(section, dict) and name not in ("train", "generate"):
             merged[name] = {key: value for key, value in section.items() if value is not None}
     _check(" on top of ".join(map(str, chain)), merged)
     published = merged.get("precision", "fp32")
-    given = {"dataset": other_dataset, "precision": precision}
-    merged |= {key: value for key, value in given.items() if value is not None}
+    if other_dataset and is_path(other_dataset):
+        other_dataset = str(Path(other_dataset).absolute())
+    overrides = {"dataset": other_dataset, "precision": precision}
+    merged |= {key: value for key, value in overrides.items() if value is not None}
     published = "fp16" if published == "auto" else published
     return Config(path=path, name=path.stem, other_dataset=other_dataset, published_precision=published, **merged)
 
 
 def flags(section: Mapping[str, Any]) -> list[str]:
-    """fairseq's command-line arguments for a ``train`` or ``generate`` section, in the section's order."""
+    """Return the command-line arguments of a ``train`` or ``generate`` section, in the section's order."""
     arguments = []
     for name, value in section.items():
         if value is True:
@@ -212,12 +234,14 @@ def flags(section: Mapping[str, Any]) -> list[str]:
 
 
 def _check(file: str, config: dict[str, Any]) -> None:
-    """Refuse settings that are missing, unknown, of the wrong kind, or at odds with another."""
+    """Refuse settings that are missing, unknown, of the wrong type, or contradict another setting."""
     expect = functools.partial(require, file)
     check_fields(file, config, _KEYS, ("dataset", "seeds"))
-    named = re.fullmatch(r"(?!\.)[\w.-]+", config["dataset"])
-    expect(named, "dataset", config["dataset"], "the name of a file in data_prep/datasets, without .yaml")
-    expect(_several(config["seeds"], 0), "seeds", config["seeds"], "a list of different whole numbers")
+    dataset = config["dataset"]
+    is_name = re.fullmatch(r"(?!\.)[\w.-]+", dataset) and not is_path(dataset)
+    expected = "the name of a file in data_prep/datasets, without .yaml, or the path of a YAML file"
+    expect(is_name or Path(dataset).is_absolute(), "dataset", dataset, expected)
+    expect(_are_different(config["seeds"], 0), "seeds", config["seeds"], "a list of different whole numbers")
     for section, types in SECTIONS.items():
         settings = config[section]
         if types is None:
@@ -228,57 +252,57 @@ def _check(file: str, config: dict[str, Any]) -> None:
                 expect(types[name] is str or value > 0, f"{section}.{name}", value, "a whole number from 1 on")
     train, batch, average, generate, tune, score, speed = (config[section] for section in SECTIONS)
     searches = ("fp32",) if score.get("metric") == "perplexity" else SEARCH_PRECISIONS
-    for key, value, known in (
+    for key, value, choices in (
         ("precision", config.get("precision"), PRECISIONS),
         ("generate.precision", generate.get("precision"), searches),
         ("score.metric", score.get("metric"), METRICS),
         ("average.by", average.get("by"), ("update", "epoch")),
         ("speed.subset", speed.get("subset"), SUBSETS),
     ):
-        expect(value is None or value in known, key, value, f"one of {', '.join(known)}")
+        expect(value is None or value in choices, key, value, f"one of {', '.join(choices)}")
     expect(isinstance(train.get("arch"), str), "train.arch", train.get("arch"), "the name of a model architecture")
     limits = [train.get(name) for name in ("max-update", "max-epoch")]
-    expect(any(map(_whole, limits)), "train.max-update", limits[0], "a whole number of updates from 1 on")
+    expect(any(map(_is_whole, limits)), "train.max-update", limits[0], "a whole number of updates from 1 on")
     for name in ("max-tokens", "update-freq") if batch else ():
         expect(train.get(name) is None, f"train.{name}", train.get(name), "nothing, since `batch` determines it")
     for name, values in tune.items():
-        expect(_several(values), f"tune.{name}", values, "a list of different values")
+        expect(_are_different(values), f"tune.{name}", values, "a list of different values")
     if "last" in tune:
         numbers = [value for value in tune["last"] if value != BEST]
-        is_right = _several(tune["last"]) and _several(numbers, 1)
+        is_right = _are_different(tune["last"]) and _are_different(numbers, 1)
         expect(is_right, "tune.last", tune["last"], f"whole numbers from 1 on, and `{BEST}` if it is to be one of them")
-        which = f"one of `tune.last` {tune['last']}, which takes its place"
-        expect(average.get("last") in tune["last"], "average.last", average.get("last"), which)
+        candidates = f"one of `tune.last` {tune['last']}, which takes its place"
+        expect(average.get("last") in tune["last"], "average.last", average.get("last"), candidates)
 
 
 def _check_flags(file: str, section: str, settings: Mapping[str, Any]) -> None:
-    for name, given in settings.items():
+    for name, value in settings.items():
         key = f"{section}.{name}"
         if not re.fullmatch("[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
             raise UserError(
                 f"{file}: `{key}` is not the name of a flag; expected fairseq's name in lower case, with hyphens "
                 "and without leading dashes, such as max-tokens"
             )
-        # without a word fairseq leaves out the last sentences of a subset that do not fill a batch of such a size
+        # with a multiple, fairseq silently drops the last sentences of a subset that do not fill a batch
         if name in _SET_HERE or (section != "train" and name == "required-batch-size-multiple"):
             instead = " and set `precision` beside the sections" if name.endswith(("fp16", "bf16")) else ""
             raise UserError(f"{file}: `{key}` cannot be set in a configuration; take it out{instead}")
         if name in OTHER_NAMES:
             raise UserError(f"{file}: `{key}` is fairseq's second name; write {section}.{OTHER_NAMES[name]}")
-        items = given if isinstance(given, list) else [given]
+        items = value if isinstance(value, list) else [value]
         plain = items and all(
             type(item) in (str, int) or (type(item) is float and math.isfinite(item)) for item in items
         )
-        wanted = "a finite number, a text, true, false, null, or a list of these"
-        require(file, given is None or isinstance(given, bool) or plain, key, given, wanted)
+        expected = "a finite number, a text, true, false, null, or a list of these"
+        require(file, value is None or isinstance(value, bool) or plain, key, value, expected)
 
 
-def _whole(value: Any, least: int = 1) -> bool:
+def _is_whole(value: Any, least: int = 1) -> bool:
     return type(value) is int and value >= least  # to Python True is an int
 
 
-def _several(values: Any, least: int | None = None) -> bool:
+def _are_different(values: Any, least: int | None = None) -> bool:
     """Return True if it is a list of values, none of them twice; with ``least``, of whole numbers from it on."""
     if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
         return False
-    return least is None or all(_whole(value, least) for value in values)
+    return least is None or all(_is_whole(value, least) for value in values)

@@ -5,7 +5,7 @@ examples: python -m scripts.pretrained list
           python -m scripts.pretrained score all
 
 `score` fetches a model, prepares its test set with the model's own BPE codes and dictionaries, generates with the
-settings that its authors published, and prints the paper's figure, ours, the difference and the tolerance. Its exit
+settings that its authors published, and prints the paper's score, ours, the difference and the tolerance. Its exit
 status is not 0 if a model has no score or one outside of the tolerance. The same command again does what is left.
 
 For `get`, DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download
@@ -63,28 +63,28 @@ class Published:
     url: str  # the folder of the archive
     tolerance: float
     figure: float | None = None
-    stands: str = ""  # where the figure does
+    stands: str = ""  # where the paper has the score
 
 
 def read_published() -> dict[str, Published]:
     """Read the table of the models. Paths of configurations in it start from its folder."""
     content = read_yaml(FILE)
     models = {}
-    for name, given in content["models"].items():
+    for name, values in content["models"].items():
         of = name.split(".", 2)[2]
         test_set = dict(content["test_sets"][of])
-        about = {"tested_on": test_set.pop("name"), **test_set, **given, "config": FILE.parent / given["config"]}
+        about = {"tested_on": test_set.pop("name"), **test_set, **values, "config": FILE.parent / values["config"]}
         models[name] = Published(name, of, **about, url=content["url"], tolerance=float(content["tolerance"]))
     return models
 
 
-def each_archive(models: Mapping[str, Published]) -> list[Published]:
+def one_of_each_archive(models: Mapping[str, Published]) -> list[Published]:
     """Return one model of each archive, which may have several names."""
     return list({model.archive: model for model in reversed([*models.values()])}.values())[::-1]
 
 
 def codes_file(language: str, *folders: Path) -> Path:
-    """The BPE merges or the SentencePiece model of a language."""
+    """Return the file of a language's BPE merges or SentencePiece model."""
     try:
         return find_codes(language, *folders)
     except CodesError as error:
@@ -92,25 +92,25 @@ def codes_file(language: str, *folders: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack a tested archive into ``folder``; gives the checkpoint in it."""
+    """Unpack a checked archive into ``folder``; return its checkpoint."""
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    found = sorted(folder.rglob("*.pt"))
-    if len(found) != 1:
-        there = ", ".join(str(path.relative_to(folder)) for path in sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
-        raise UserError(f"{archive} holds {len(found)} checkpoints ({there}); expected one .pt file")
-    return found[0]
+    checkpoints = sorted(folder.rglob("*.pt"))
+    if len(checkpoints) != 1:
+        content = ", ".join(str(path.relative_to(folder)) for path in sorted(folder.rglob("[!.]*"))[:5]) or "nothing"
+        raise UserError(f"{archive} holds {len(checkpoints)} checkpoints ({content}); expected one .pt file")
+    return checkpoints[0]
 
 
 def convert(source: Path, out: Path) -> str:
-    """Run the plugin's converter in a process of its own; gives what it says. See ``ask_python`` for what it raises."""
+    """Run the plugin's converter in another process and return its output. Raises the errors of ``ask_python``."""
     converter = ("-m", "lightconv_plugin.convert", str(source), str(out))
-    said, _ = ask_python(*converter, failed="the model in the archive cannot be converted")
-    return "\n".join(said.splitlines()[:-1])
+    output, _ = ask_python(*converter, failed="the model in the archive cannot be converted")
+    return "\n".join(output.splitlines()[:-1])
 
 
 def get(model: Published, out: Path, origin: str | None = None) -> dict[str, Any]:
-    """Fetch, check, unpack and convert a model into ``out``; gives its manifest.
+    """Fetch, check, unpack and convert a model into ``out``; return its manifest.
 
     ``origin`` is the folder with the archive in it, or that folder's address; None: the model's own.
     """
@@ -148,30 +148,30 @@ def verdict(model: Published, score: float) -> str:
 
 
 def score(models: Sequence[Published], root: Path, origin: str | None = None) -> None:
-    """Score the models one after the other, whichever of them fail, and print the table."""
+    """Score the models one after another, also if some fail, and print the table."""
     rows: list[Sequence[str]] = [("model", "test set", "score", "paper", "ours", "verdict")]
     signatures, failed = list[str](), list[str]()
     for model in models:
         print(f"==== {model.name}", flush=True)
         try:
-            found = _score(model, root, origin or model.url)
+            scores = _score(model, root, origin or model.url)
         except UserError as error:
             print(f"{model.name}: {error}", flush=True)
             reason = re.split("[:;\n]", str(error))[0]
-            ours, said = "-", f"no score: {reason}"
+            ours, result = "-", f"no score: {reason}"
         else:
-            ours, said = f"{found[model.measure]:.2f}", verdict(model, found[model.measure])
-            how = f"{found['details'][model.measure]['signature']} {found['signature']}"
-            signatures.append(f"{model.name}: {how}")
+            ours, result = f"{scores[model.measure]:.2f}", verdict(model, scores[model.measure])
+            signature = f"{scores['details'][model.measure]['signature']} {scores['signature']}"
+            signatures.append(f"{model.name}: {signature}")
         paper = "-" if model.figure is None else f"{model.figure} ± {model.tolerance}"
-        rows.append((model.name, model.tested_on, SCORES[model.measure], paper, ours, said))
-        if said not in (AS_PUBLISHED, NO_FIGURE):
+        rows.append((model.name, model.tested_on, SCORES[model.measure], paper, ours, result))
+        if result not in (AS_PUBLISHED, NO_FIGURE):
             failed.append(model.name)
     print("\n".join([*aligned(rows, left=3, rule=True), *signatures]), flush=True)
     if failed:
         raise UserError(
-            f"{len(failed)} of {len(models)} models are not within {models[0].tolerance} of the paper's figure: "
-            f"{', '.join(failed)}; what is said of each above is why"
+            f"{len(failed)} of {len(models)} models are not within {models[0].tolerance} of the paper's score: "
+            f"{', '.join(failed)}; the reasons are above"
         )
 
 
@@ -184,21 +184,21 @@ def _score(model: Published, root: Path, origin: str) -> dict[str, Any]:
         config = folder / f"{model.name}.yaml"
         write_lines(config, configuration(model).splitlines())
         pipeline = Pipeline({stage.key: stage for stage in score_stages(model, root, config)})
-        download, *others = pipeline.stages
+        download, *later_stages = pipeline.stages
         with lock(pipeline.stages[download].folder.parent / DATASET):
             pipeline.run([download])
-        pipeline.run(others)
+        pipeline.run(later_stages)
         return read_json(pipeline.stages["score"].folder / "scores.json")
 
 
 def configuration(model: Published) -> str:
-    """The model's configuration with the settings that its authors published, of the checkpoint as it is."""
+    """Return a configuration with the authors' generation settings and without averaging or tuning."""
     content = {"base": str(model.config.resolve()), "average": None, "tune": None, "generate": model.generate}
     return yaml.safe_dump(content, sort_keys=False)
 
 
 def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
-    """The stages from the test set to its scores, of a model that has been fetched."""
+    """Return the stages from the test set to its scores, for a model that has been fetched."""
     of, fetched = model.dataset, root / model.name
     dataset = load_dataset(of).only_test()
     raw = root / "test_sets" / dataset.name / "raw"
@@ -207,9 +207,9 @@ def score_stages(model: Published, root: Path, config: Path) -> list[Stage]:
     names = ("prepared", "binarised", "hypotheses", "scores")
     prepared, binarised, hypotheses, scores = (root / "scores" / model.name / name for name in names)
 
-    def stage(name: str, out: Path, inputs: dict[str, Any], before: tuple[str, ...], *command: object) -> Stage:
+    def stage(name: str, out: Path, inputs: dict[str, Any], depends_on: tuple[str, ...], *command: object) -> Stage:
         words = ["-m", *map(str, command), "--out", str(out)]
-        return Stage(name, out, inputs, [words], before, replaces=name in ("prepare", "binarise"))
+        return Stage(name, out, inputs, [words], depends_on, replaces=name in ("prepare", "binarise"))
 
     download = ("data_prep.download", of, "--test-only")
     prepare = ("data_prep.prepare", of, "--raw", raw, "--codes", *codes)
@@ -232,12 +232,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the published models and their addresses")
     fetching = commands.add_parser("get", help="fetch, check and convert one")
-    scoring = commands.add_parser("score", help="score one or all, beside the paper's figures")
+    scoring = commands.add_parser("score", help="score one or all, beside the paper's scores")
     where = "where the archives are (default: the addresses of `list`)"
     fetching.add_argument("name", metavar="NAME", choices=models, help="as `list` prints it")
     scoring.add_argument("name", metavar="NAME", choices=[*models, "all"], help="as `list` prints it, or all")
-    for each in (fetching, scoring):
-        each.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help=where)
+    for command in (fetching, scoring):
+        command.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help=where)
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
     scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
     arguments = parser.parse_args(argv)
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{manifest['archive']}: {manifest['bytes']:,} bytes, SHA-256 {manifest['sha256']} (none is published)")
         print(f"wrote {out}: {', '.join(sorted(path.name for path in out.glob('[!.]*')))}")
     else:
-        chosen = each_archive(models) if arguments.name == "all" else [models[arguments.name]]
+        chosen = one_of_each_archive(models) if arguments.name == "all" else [models[arguments.name]]
         score(chosen, arguments.out.resolve(), arguments.origin)
 
 

@@ -41,7 +41,7 @@ def generated(config: Config, subset: str, settings: dict[str, Any]) -> str:
     lengths = [key for key in ("max-len-a", "max-len-b", "min-len", "no-repeat-ngram-size") if key in used]
     precision = [PRECISION] if used.get(PRECISION, "fp32") != "fp32" else []
     chosen = {key: used[key] for key in ("subset", "beam", penalty, *lengths, "averaged", "seed", *precision)}
-    return f"{signature(config.name, config.dataset, chosen)}|sacremoses:{version('sacremoses')}"
+    return f"{signature(config.name, config.dataset_name, chosen)}|sacremoses:{version('sacremoses')}"
 
 
 def read_hypotheses(folder: Path, language: str, dataset: Dataset) -> Side:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     subset = arguments.subset
     dataset = load_dataset(config.dataset)
     if dataset.target is None:
-        raise UserError(f"{config.dataset} has one language; use scripts.evaluate for language models")
+        raise UserError(f"{config.dataset_name} has one language; use scripts.evaluate for language models")
     language = dataset.target
     hypotheses = read_hypotheses(arguments.hypotheses, language, dataset)
     untouched = arguments.prepared / "raw" / f"{subset}.{language}"

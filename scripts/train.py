@@ -1,12 +1,12 @@
-"""Train the model of a configuration with fairseq-train, going on from where an earlier run of this command stopped.
+"""Train the model of a configuration with fairseq-train. An interrupted training resumes from its last checkpoint.
 
-DIR gets fairseq's checkpoints, train.log (all that fairseq said, over all resumptions) and train.json with the facts of
-the run. If DIR holds checkpoints of other settings or other data, the command ends with a sentence. Where max-update or
-max-epoch alone is higher than it was, the training goes on, unless its learning rate depends on how long it is to be.
+DIR gets fairseq's checkpoints, train.log (fairseq's whole output, over all resumptions) and train.json with the results
+of the run. If DIR holds checkpoints of other settings or other data, the command stops with an error. If only
+max-update or max-epoch is higher than before, the training continues, unless its learning rate depends on its length.
 
-Several GPUs of a machine are all used. For several machines that share DIR, run the command on each of them with
---nodes N --rendezvous HOST:PORT --node-rank K. The tokens of an update stay those of the configuration (`batch`), also
-where a training goes on with another number of devices.
+All GPUs of a machine are used. To train on several machines that share DIR, run the command on each of them with
+--nodes N --rendezvous HOST:PORT --node-rank K. The number of tokens in an update is the configuration's (`batch`), also
+if a training continues on another number of devices.
 """
 
 import math
@@ -39,59 +39,66 @@ STARTED = "started.json"
 DIVERGED = "diverged.json"
 LOG = "train.log"
 LIMITS = ("max-update", "max-epoch")
-OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # learning rates that do not know where they are to end
+OPEN_ENDED = ("fixed", "inverse_sqrt", "reduce_lr_on_plateau")  # schedules that do not depend on the last update
 
 
 def prepare_folder(out: Path, identity: dict[str, Any]) -> None:
-    """Make ``out`` the folder of this training, a new one or the one there.
+    """Check that ``out`` is new or the folder of this training, and remove what an interrupted write left there.
 
     Raises:
-        UserError: there are files in the way that this command did not write, or checkpoints of another training.
+        UserError: it holds files that this command did not write, or checkpoints of another training.
     """
-    if found := sorted(out.glob("checkpoint*.pt")):  # without any, nothing is to be protected
-        before = read_json(out / STARTED, {})
-        before.pop("taken", None)  # which older versions noted beside it
-        if not before:
+    if existing := sorted(out.glob("checkpoint*.pt")):  # without checkpoints there is nothing to protect
+        previous = read_json(out / STARTED, {})
+        previous.pop("taken", None)  # a key of older versions
+        if not previous:
             raise UserError(
-                f"{found[0]} was not written by this command (there is no {STARTED} beside it); move the checkpoints "
-                "away, or choose another folder"
+                f"{existing[0]} was not written by this command (there is no {STARTED} beside it); move the "
+                "checkpoints away, or choose another folder"
             )
-        if before != identity and not (raised := _raised_limits(before, identity)):
+        if previous != identity and not (raised := _raised_limits(previous, identity)):
             raise UserError(
-                f"the checkpoints in {out} were made with other settings or data: change these back to go on, or keep "
-                f"them under another name (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train anew"
+                f"the checkpoints in {out} were made with other settings or data: change these back to continue, or "
+                f"rename the folder (mv {shlex.quote(str(out))} {shlex.quote(f'{out}.old')}) to train from the start"
             )
-        if before != identity:
-            print(f"train: the checkpoints in {out} were made with {raised}: going on", flush=True)
+        if previous != identity:
+            print(f"train: the checkpoints in {out} were made with {raised}: continuing", flush=True)
     check_writable(*(out / name for name in (STARTED, LOG, "train.json")))
     claim(out, "checkpoint*.pt")
-    for left in out.glob(".checkpoint*.lightconv"):  # of a kill while it was written
-        remove(left)
+    for unfinished in out.glob(".checkpoint*.lightconv"):  # the process was killed while it wrote them
+        remove(unfinished)
 
 
-def _raised_limits(before: dict[str, Any], after: dict[str, Any]) -> str | None:
-    """Say with what limits a training began, if ``after`` is the same with higher ones, and can go on from there."""
-    was, now = before["train"], after["train"]
-    limits = [(key, was.get(key) or math.inf, now.get(key) or math.inf) for key in LIMITS]
-    beside = [each | {"train": {**each["train"], **dict.fromkeys(LIMITS)}} for each in (before, after)]
-    open_ended = now.get("lr-scheduler", "fixed") in OPEN_ENDED
-    if not open_ended or beside[0] != beside[1] or any(old > new for _, old, new in limits):
+def _raised_limits(previous: dict[str, Any], current: dict[str, Any]) -> str | None:
+    """Return the previous limits in words if only they were raised and the training can continue; else None.
+
+    Args:
+        previous: the identity of the training so far, see ``Config.training``.
+        current: the identity of the training that is asked for.
+    """
+    old_flags, new_flags = previous["train"], current["train"]
+    limits = [(key, old_flags.get(key) or math.inf, new_flags.get(key) or math.inf) for key in LIMITS]
+    without_limits = [
+        identity | {"train": {**identity["train"], **dict.fromkeys(LIMITS)}} for identity in (previous, current)
+    ]
+    open_ended = new_flags.get("lr-scheduler", "fixed") in OPEN_ENDED
+    if not open_ended or without_limits[0] != without_limits[1] or any(old > new for _, old, new in limits):
         return None
     return " and ".join(f"{key} {old:,}" for key, old, new in limits if old < new)
 
 
 class Diverged(UserError):
-    """A loss, a perplexity or gradients that are not finite."""
+    """The loss, the perplexity or the gradients are not finite."""
 
-    def __init__(self, what: str, update: int) -> None:
+    def __init__(self, reason: str, update: int) -> None:
         super().__init__(
-            f"the training diverged: {what} at update {update:,}; lower train.lr, lengthen train.warmup-updates or set "
-            "train.clip-norm in the configuration"
+            f"the training diverged: {reason} at update {update:,}; lower train.lr, lengthen train.warmup-updates or "
+            "set train.clip-norm in the configuration"
         )
 
 
 class Reporter:
-    """Turns fairseq's log lines into one concise line of progress."""
+    """Prints one concise line of progress from fairseq's log lines."""
 
     def __init__(self, max_update: int | None) -> None:
         self.max_update = max_update
@@ -101,9 +108,9 @@ class Reporter:
         self.update = 0
 
     def __call__(self, line: str) -> None:
-        told = len(self.log.told)
+        reported = len(self.log.notices)
         progress = self.log.read(line)
-        for text in self.log.told[told:]:
+        for text in self.log.notices[reported:]:
             self.status.line(f"train: {text}")
         if self.log.exploded:
             raise Diverged(self.log.exploded, self.update)
@@ -127,14 +134,14 @@ class Reporter:
         text = f"update {progress.update:,}{of}  loss {values['loss']:.3f}  ppl {values.get('ppl', math.nan):.1f}"
         if "wps" in values:
             text += f"  {values['wps']:,.0f} tokens/s"
-        done = progress.update - self.first[1]
-        if self.max_update and done:
-            text += f"  ETA {clock((now - self.first[0]) / done * (self.max_update - progress.update))}"
+        updates = progress.update - self.first[1]
+        if self.max_update and updates:
+            text += f"  ETA {clock((now - self.first[0]) / updates * (self.max_update - progress.update))}"
         return text
 
 
 def summary(log: TrainLog) -> dict[str, Any]:
-    """The facts of a finished training, from its log."""
+    """Return the results of a finished training, from its log."""
     return {
         "updates": log.updates,
         "parameters": log.parameters,
@@ -149,62 +156,61 @@ def summary(log: TrainLog) -> dict[str, Any]:
 
 
 def threads(devices: Devices) -> dict[str, str]:
-    """The environment that gives each of several processes on a CPU its share of the cores; torchrun gives it one."""
+    """Return the environment that gives each of several CPU processes its share of the cores (torchrun: one core)."""
     several = not devices.gpu and devices.count > 1
     return {"OMP_NUM_THREADS": str(max(1, available_cores() // devices.count))} if several else {}
 
 
 def train_here(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> None:
-    """Train in the folder ``out``, as the first of the machines that take part."""
+    """Train in the folder ``out``, on the only machine or the first of several."""
     out.parent.mkdir(parents=True, exist_ok=True)
     identity = config.training(seed) | {"data": digest_data(data)}
     prepare_folder(out, identity)
     batch = batch_per_device(config.batch, devices.total) if config.batch else config.train
-    moved = checkpoints.go_on(out, devices.total, batch.get("max-tokens"))
-    taken = take_training_precision(config, devices)
-    for said in filter(None, (moved, taken.reason)):
-        print(f"train: {said}", flush=True)
+    position = checkpoints.adjust_position(out, devices.total, batch.get("max-tokens"))
+    precision = take_training_precision(config, devices)
+    for sentence in filter(None, (position, precision.reason)):
+        print(f"train: {sentence}", flush=True)
     write_json(out / STARTED, identity)
     command = train_command(config, seed, data, out, devices)
-    print(f"train: on {devices} in {taken.precision}", flush=True)
+    print(f"train: on {devices} in {precision.precision}", flush=True)
     if config.batch:
         print(
             f"train: each takes at most {batch['max-tokens']:,} tokens {batch['update-freq']} times an update",
             flush=True,
         )
     reporter, log = Reporter(config.train.get("max-update")), out / LOG
-    for earlier in (DIVERGED, "train.json"):  # of a training that had lower limits, say
+    for earlier in (DIVERGED, "train.json"):  # of an earlier run, such as one with lower limits
         remove(out / earlier)
-    going_on = (out / "checkpoint_last.pt").exists()  # without one, the log starts anew as the training does
+    resumes = (out / "checkpoint_last.pt").exists()  # otherwise the training and its log start from the beginning
     try:
-        run_logged(command, log, reporter, what="fairseq-train", append=going_on, defaults=threads(devices))
+        run_logged(command, log, reporter, what="fairseq-train", append=resumes, defaults=threads(devices))
     except Diverged:
         write_json(out / DIVERGED, {"update": reporter.update, "of": fingerprint(identity)})
         raise
     reporter.status.close()
     with open(log, encoding="utf-8", errors="replace") as lines:
-        whole = read_log(lines)
-    if whole.updates == 0 or not (out / "checkpoint_last.pt").exists():
+        content = read_log(lines)
+    if content.updates == 0 or not (out / "checkpoint_last.pt").exists():
         raise UserError(f"fairseq-train ended without an update or without a checkpoint; see {log}")
-    facts = summary(whole) | {"devices": str(devices), "command": command}
-    facts |= {"precision": taken.precision, "precision_reason": taken.reason}
+    facts = summary(content) | {"devices": str(devices), "command": command}
+    facts |= {"precision": precision.precision, "precision_reason": precision.reason}
     write_json(out / "train.json", facts)
     print(f"trained for {facts['updates']:,} updates; the losses are in {log}")
-    if count := whole.validations_without_gain:
+    if count := content.validations_without_gain:
         of = f" of {reporter.max_update:,}" if reporter.max_update else ""
-        print(f"ended at update {facts['updates']:,}{of}: validation was no better {count} times in succession")
+        print(f"ended at update {facts['updates']:,}{of}: validation did not improve {count} times in succession")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for checkpoints and log")
     add, rank = parser.add_argument, int(os.environ.get("SLURM_NODEID", "0"))
     add("--seed", type=int, metavar="N", help="the seed of the training (default: the first of the CONFIG's)")
-    add("--devices", type=positive, metavar="N", help="so many GPUs, or processes where there is none")
-    add("--nodes", type=positive, metavar="N", default=1, help="so many machines, each started alone")
-    add("--rendezvous", metavar="HOST:PORT", help="where they meet: a free port of the first machine")
-    what = "which of the machines this is, from 0 (default: as SLURM says)"
-    add("--node-rank", type=int, metavar="K", default=rank, help=what)
-    add("--precision", choices=PRECISIONS, help="train in this (default: the CONFIG's)")
+    add("--devices", type=positive, metavar="N", help="number of GPUs, or of CPU processes if there is no GPU")
+    add("--nodes", type=positive, metavar="N", default=1, help="number of machines; start the command on each")
+    add("--rendezvous", metavar="HOST:PORT", help="where the machines connect: a free port of the first one")
+    add("--node-rank", type=int, metavar="K", default=rank, help="index of this machine, from 0 (default: SLURM's)")
+    add("--precision", choices=PRECISIONS, help="precision of the training (default: the CONFIG's)")
     arguments = parser.parse_args(argv)
     config = given_config(arguments, precision=arguments.precision)
     check_binarised(arguments.data)
@@ -222,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_first(config, arguments.data, devices)
         with lock(arguments.out):
             train_here(config, seed, arguments.data, arguments.out, devices)
-    else:  # the first machine has the folder, and says how it goes
+    else:  # the first machine writes the folder and prints the progress
         command = train_command(config, seed, arguments.data, arguments.out, devices)
         log = arguments.out.parent / f"train.node{devices.node_rank}.log"
         run_logged(command, log, lambda line: None, what="fairseq-train", defaults=threads(devices))

@@ -85,15 +85,15 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     if dictionaries is None:
         dictionaries = model.parent if data is None or any(model.parent.glob("dict.*.txt")) else data / "binarised"
     published = read_published().get(_facts(model.parent / "manifest.json").get("name", ""))
-    dataset = dataset or (published.dataset if published else data.name if data else None)
-    if dataset is None:
-        raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
 
     def recorded(name: str) -> dict[str, Any]:  # wherever a link to the model lies, its records lie around the model
         return next(filter(None, (_facts(folder / name) for folder in model.resolve().parents[:3])), {})
 
     config = recorded("record.json").get("config", {})
+    dataset = dataset or (published.dataset if published else config.get("dataset") or (data.name if data else None))
+    if dataset is None:
+        raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
     settings = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
     settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key != "last" and value is not None}

@@ -1,13 +1,14 @@
-"""Choose the checkpoints of a model and its settings of generation by its scores on the validation set.
+"""Choose a model's checkpoints and its generation settings by scores on the validation set.
 
-All combinations of the candidates in the CONFIG's section `tune` are compared; without one, the CONFIG's own values
-are taken and validated. `tune.last` has numbers of checkpoints to average and, as `best`, the one with the best
+All combinations of the candidates in the CONFIG's section `tune` are compared; without this section, the CONFIG's own
+values are used and scored. `tune.last` has numbers of checkpoints to average and, as `best`, the one with the best
 validation. For each of them and each setting that the search depends on (max-len-b, min-len, beam,
 stepwise-length-penalty, ...) the validation set is generated once, with all hypotheses that the search finished. Length
-penalties (lenpen) only reorder these, so they cost nothing. Translations are chosen by the BLEU that `score.metric`
-names, summaries by the mean of ROUGE-1, 2 and L, language models by their perplexity. Of equals the first is taken.
+penalties (lenpen) only reorder these, so they need no further search. Translations are chosen by the BLEU that
+`score.metric` names, summaries by the mean of ROUGE-1, 2 and L, language models by perplexity. The first of equal
+candidates is chosen.
 
-DIR gets tune.json and tune.csv (the whole sweep), model.pt (what was chosen) and valid/ (its hypotheses).
+DIR gets tune.json and tune.csv (all candidates and scores), model.pt (the chosen model) and valid/ (its hypotheses).
 """
 
 import csv
@@ -40,11 +41,11 @@ from scripts.scoring.perplexity import run_evaluation, scores
 from scripts.scoring.score_names import NAMES
 
 Candidate = dict[str, Any]
-Trial = tuple[Candidate, float]  # with its score on validation
+Trial = tuple[Candidate, float]  # a candidate and its score on validation
 
 
 class Sweep:
-    """The models and searches of one sweep; of the models one is kept at a time.
+    """The models and searches of one sweep. Only one model is kept in the folder at a time.
 
     Raises:
         UserError: there are fewer checkpoints than a candidate asks for.
@@ -56,12 +57,12 @@ class Sweep:
         self.log = out / "tune.log"
         self._file, self._in_file = in_the_making(out / "model.pt"), None
         self.names: dict[int | str, str] = {}
-        """The models that were made, in words, by their ``last``."""
+        """Descriptions of the models built so far, by their ``last``."""
         for last in config.averaged:
             self._paths(last)
 
     def _paths(self, last: int | str) -> list[Path]:
-        """The checkpoints that a model is the mean of; ``last`` as in the configuration."""
+        """Return the checkpoints that are averaged into a model; ``last`` is a value of ``tune.last``."""
         if last != BEST:
             return choose(self.checkpoints, int(last), self.config.average["by"])
         if not (best := self.checkpoints / "checkpoint_best.pt").exists():
@@ -69,7 +70,7 @@ class Sweep:
         return [best]
 
     def model(self, candidate: Candidate) -> Path:
-        """The model of a candidate."""
+        """Return the file of a candidate's model, built if the folder holds another."""
         if not self.config.average:
             return self._paths(BEST)[0]
         last = candidate.get("last", self.config.average["last"])
@@ -87,7 +88,7 @@ class Sweep:
         return self._file
 
     def search(self, candidate: Candidate) -> dict[str, Any]:
-        """All hypotheses of the validation set that one search finished, without a penalty that only reorders them."""
+        """Return all hypotheses that one search of the validation set finished, unordered by lenpen."""
         settings = generation_settings(self.config, candidate)
         beam = settings.get("beam", BEAM)
         settings |= {"nbest": beam, **({} if reordering(settings, None) is None else {"lenpen": 0})}
@@ -101,84 +102,94 @@ class Sweep:
         return {"lines": lines, "hypotheses": hypotheses, "facts": output.facts}
 
     def perplexity(self, candidate: Candidate) -> float:
-        """A language model's perplexity on validation."""
+        """Return a language model's perplexity on validation."""
         command = evaluate_command(self.config, self.data, self.model(candidate), "valid", gpu=self.gpu)
         return scores(run_evaluation(command, self.log, units(self.config)))["perplexity"]
 
 
-def rescored(found: dict[str, Any], lenpen: float | None) -> list[str]:
-    """Return what a search would have given with a length penalty; None for its own order."""
-    return [best_text(several, lenpen or 0.0) for several in found["hypotheses"]]
+def rescored(search: dict[str, Any], lenpen: float | None) -> list[str]:
+    """Return the best hypothesis of each sentence under a length penalty; None keeps the search's own order."""
+    return [best_text(hypotheses, lenpen or 0.0) for hypotheses in search["hypotheses"]]
 
 
 def tune_generation(
     sweep: Sweep, metric: Callable[[Sequence[str], Sequence[str]], float]
 ) -> tuple[list[Trial], dict[str, Any]]:
-    """Return the score of every candidate, of which higher is better, and the search of the best."""
+    """Return the score of every candidate (higher is better), and the search of the best one."""
     tune = dict(sweep.config.tune)
     lenpens = tune.pop("lenpen", [None])
-    tried, kept = list[Trial](), dict[str, Any]()
+    trials, best_search = list[Trial](), dict[str, Any]()
     for candidate in combinations(tune):
-        found = sweep.search(candidate)
+        search = sweep.search(candidate)
         for lenpen in lenpens:
             settings = generation_settings(sweep.config, candidate)
-            score = metric(rescored(found, reordering(settings, lenpen)), found["lines"][generation.REFERENCE])
-            if all(score > other for _, other in tried):
-                kept = found
-            tried.append((candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
-    return tried, kept
+            score = metric(rescored(search, reordering(settings, lenpen)), search["lines"][generation.REFERENCE])
+            if all(score > earlier for _, earlier in trials):
+                best_search = search
+            trials.append((candidate if lenpen is None else candidate | {"lenpen": lenpen}, score))
+    return trials, best_search
 
 
 def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
-    """The length penalty that orders a search's hypotheses, ``lenpen`` being the candidate; None if none does."""
+    """Return the length penalty that orders a search's hypotheses; None if none does.
+
+    Args:
+        settings: of fairseq-generate.
+        lenpen: the candidate; None for the penalty in the settings.
+    """
     if settings.get("unnormalized") or settings.get("stepwise-length-penalty") is not None:
         return None
     return float(settings.get("lenpen", 1.0) if lenpen is None else lenpen)
 
 
-def write_valid(config: Config, best: Candidate, found: dict[str, Any], seed: int | None, out: Path) -> None:
+def write_valid(config: Config, best: Candidate, search: dict[str, Any], seed: int | None, out: Path) -> None:
     """Write the hypotheses of the chosen candidate as scripts.generate would have left them."""
     settings = noted_settings(config, generation_settings(config, best), gpu=find_devices().gpu)
-    lines = found["lines"] | {generation.HYPOTHESES: rescored(found, reordering(settings, best.get("lenpen")))}
+    lines = search["lines"] | {generation.HYPOTHESES: rescored(search, reordering(settings, best.get("lenpen")))}
     noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
-    facts = {key: value for key, value in found["facts"].items() if key != "fairseq_bleu"}  # of another order
+    facts = {key: value for key, value in search["facts"].items() if key != "fairseq_bleu"}  # it is of another order
     write_hypotheses(out, lines, facts | {"settings": noted})
 
 
-def write_sweep(out: Path, what: str, tried: list[Trial], best: Trial) -> None:
-    """The whole sweep as tune.json and tune.csv, and as a table for people."""
+def write_sweep(out: Path, metric: str, trials: list[Trial], best: Trial) -> None:
+    """Write the whole sweep as tune.json and tune.csv, and print it as a table."""
     chosen, score = best
-    rows = [[*chosen, what], *([*map(str, choice.values()), f"{score:.4f}"] for choice, score in tried)]
+    rows = [[*chosen, metric], *([*map(str, choice.values()), f"{score:.4f}"] for choice, score in trials)]
     with atomic_file(out / "tune.csv") as f:
         csv.writer(f, lineterminator="\n").writerows(rows)
-    candidates = [{**choice, "score": score} for choice, score in tried]
-    content = {"metric": what, "subset": "valid", "candidates": candidates, "chosen": chosen, "score": score}
+    candidates = [{**choice, "score": score} for choice, score in trials]
+    content = {"metric": metric, "subset": "valid", "candidates": candidates, "chosen": chosen, "score": score}
     write_json(out / "tune.json", content)
-    marks = ["", *("<- chosen" if one is best else "" for one in tried)]
+    marks = ["", *("<- chosen" if trial is best else "" for trial in trials)]
     shown = zip(aligned(rows, left=0), marks, strict=True)
     print("\n".join(f"{line}  {mark}".rstrip() for line, mark in shown), flush=True)
 
 
-def conclusion(names: dict[int | str, str], what: str, tried: list[Trial], best: Trial) -> str:
-    """Return in words which of several models was taken, and the score of each with its best settings.
+def conclusion(names: dict[int | str, str], metric: str, trials: list[Trial], best: Trial) -> str:
+    """Return a sentence about the chosen model and the other models' scores with their best settings.
 
     Args:
-        names: of the models, by their ``last``.
+        names: descriptions of the models, by their ``last``.
+        metric: the name of the score.
+        trials: all candidates.
+        best: the chosen one.
     """
-    lower = what == "perplexity"
+    lower = metric == "perplexity"
     scores: dict[int | str, float] = {}
-    for candidate, score in tried:
+    for candidate, score in trials:
         last = candidate["last"]
         scores[last] = (min if lower else max)(score, scores.get(last, score))
-    others = [f"{names[last]} {score:.2f}" for last, score in scores.items() if last != best[0]["last"]]
-    taken = f"tune: taken: {names[best[0]['last']]}, with {what} {best[1]:.2f} on the validation set"
-    return f"{taken}; others: {', '.join(others)}" if others else taken
+    rest = [f"{names[last]} {score:.2f}" for last, score in scores.items() if last != best[0]["last"]]
+    choice = f"tune: chosen: {names[best[0]['last']]}, with {metric} {best[1]:.2f} on the validation set"
+    return f"{choice}; others: {', '.join(rest)}" if rest else choice
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__, data=True, out="the folder for the sweep and the model")
-    parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="what scripts.train wrote")
-    parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
+    parser.add_argument(
+        "--checkpoints", type=Path, required=True, metavar="DIR", help="the folder that scripts.train wrote"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the training, recorded with the result")
     add_prepared(parser)
     arguments = parser.parse_args(argv)
     config, out = given_config(arguments), arguments.out
@@ -190,18 +201,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     remove(out / "tune.json")
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
-        tried = [(one, sweep.perplexity(one)) for one in combinations(config.tune)]
-        best, what = min(tried, key=lambda one: one[1]), "perplexity"
+        trials = [(candidate, sweep.perplexity(candidate)) for candidate in combinations(config.tune)]
+        best, name = min(trials, key=lambda trial: trial[1]), "perplexity"
     else:
         from scripts.scoring.metrics import metric
 
-        tried, found = tune_generation(sweep, metric(config))
-        best = max(tried, key=lambda one: one[1])
-        what = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
-        write_valid(config, best[0], found, arguments.seed, out / "valid")
-    write_sweep(out, what, tried, best)
+        trials, search = tune_generation(sweep, metric(config))
+        best = max(trials, key=lambda trial: trial[1])
+        name = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
+        write_valid(config, best[0], search, arguments.seed, out / "valid")
+    write_sweep(out, name, trials, best)
     if "last" in config.tune:
-        print(conclusion(sweep.names, what, tried, best), flush=True)
+        print(conclusion(sweep.names, name, trials, best), flush=True)
     if config.average:
         replace(sweep.model(best[0]), out / "model.pt")
 

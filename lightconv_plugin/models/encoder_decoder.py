@@ -174,6 +174,10 @@ class LightConvDecoder(TransformerDecoderBase):
             module.reorder_incremental_state(incremental_state, new_order)
 
 
+FIXED_SIZE_STATE = (ConvModule, AverageAttention)
+"""Mixers whose state has the same shape after each step of decoding, as a captured CUDA graph needs it."""
+
+
 @register_model("pla_lightconv", dataclass=LightConvConfig)
 class LightConvModel(PluginModel, TransformerModelBase):
     """LightConv and DynamicConv encoder-decoder (Wu et al., ICLR 2019)."""
@@ -222,8 +226,8 @@ class LightConvModel(PluginModel, TransformerModelBase):
         for layer in decoder.layers:
             if type(layer) is not DecoderBlock or layer.encoder_attn is None:
                 return "a block without attention to the source, or of another kind"
-            if type(layer.mixer) not in (ConvModule, AverageAttention):
-                return f"{type(layer.mixer).__name__}, whose state grows from step to step"
+            if type(layer.mixer) not in FIXED_SIZE_STATE:
+                return f"{type(layer.mixer).__name__}, whose state may grow from step to step"
             conv = getattr(layer.mixer, "conv", None)
             if conv is not None and ops.choose_backend("conv_step", conv.backend, *conv.parameters()) != "native":
                 return "a convolution without the native library"

@@ -1,7 +1,6 @@
 """The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``.
 
-A new one needs its name there, a case in ``build_mixer`` and, if it has no kernel, its name in
-``resolve.WITHOUT_KERNEL``. Its state while decoding: see ``modules.window.StepByStep``.
+``CONTRIBUTING.md`` lists all places of a new one. Its state while decoding: see ``modules.window.StepByStep``.
 ``tests/modules/test_mixers.py`` tries every name: it looks back alone in a decoder, steps as it runs whole, and ignores
 padding.
 """

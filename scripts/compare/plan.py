@@ -110,7 +110,7 @@ class Run:
     @cached_property
     def counted(self) -> MetricOfCounts | None:
         """The metric that models are compared by, computed from the counts of lines; None for a language model."""
-        dataset = load_dataset(self.record["dataset"])
+        dataset = load_dataset(self.record["config"]["dataset"])
         if self.key == "perplexity" or dataset.target is None:
             return None
         lower = lowercases(dataset, dataset.target)
@@ -143,7 +143,7 @@ def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
     """
     joined: dict[str, Any] = {}
     for work in works:
-        path = work / config.dataset / config.name / "record.json"
+        path = work / config.dataset_name / config.name / "record.json"
         record = read_record(path) if path.exists() else None
         if record and record["config"] == config.merged():
             joined = {**record, **joined, "seeds": {**record["seeds"], **joined.get("seeds", {})}}

@@ -12,18 +12,18 @@ PATTERNS = {"epoch": re.compile(r"checkpoint(\d+)\.pt"), "update": re.compile(r"
 
 
 def numbered(folder: Path, by: str) -> list[tuple[int, Path]]:
-    """The checkpoints of a folder by ``"epoch"`` or by ``"update"``, oldest first."""
-    found = [
+    """Return the numbers and paths of the checkpoints saved by ``"epoch"`` or by ``"update"``, oldest first."""
+    checkpoints = [
         (int(match[1]), path) for path in folder.glob("checkpoint*.pt") if (match := PATTERNS[by].fullmatch(path.name))
     ]
-    return sorted(found)
+    return sorted(checkpoints)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A checkpoint with its tensors mapped from the file, not read: what is not used costs no memory.
+    """Return a checkpoint whose tensors are mapped from the file: tensors that are not used take no memory.
 
     Raises:
-        UserError: the file is damaged, or holds something other than data (which is then not run).
+        UserError: the file is damaged, or holds code (which is not run) or no model.
     """
     import torch
 
@@ -41,51 +41,54 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def updates(state: dict[str, Any]) -> int:
-    """Number of updates that a checkpoint has had."""
+    """Return the number of updates after which a checkpoint was saved."""
     return int(state["optimizer_history"][-1]["num_updates"])
 
 
 def save(state: dict[str, Any], out: Path) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint; an interruption leaves no partial file under its name."""
     import torch
 
     with atomic_file(out, "wb") as f:
         torch.save(state, f)
 
 
-def go_on(folder: Path, devices: int, max_tokens: int | None) -> str | None:
-    """Have fairseq go on as far into the epoch as it was, where a step takes more or less text than before.
+def adjust_position(folder: Path, devices: int, max_tokens: int | None) -> str | None:
+    """Change the last checkpoint's position in the epoch if a step now reads more or less text than before.
 
-    fairseq counts the batches of an epoch that each process has had, and takes the count as it stands: it would repeat
-    or leave out text, or fail. With batches of the same size the place is the same; others are in another order.
+    fairseq stores the number of batches that each process has read in the epoch. With other batches or processes the
+    same number is another position: fairseq would repeat or skip text, or fail. The position is approximate, since
+    batches of another size come in another order.
 
     Args:
-        folder: that of the checkpoints; without any there is nothing to do.
-        devices: how many processes there are.
-        max_tokens: the most that each of them reads in a step.
+        folder: the folder of the checkpoints; if it has none, nothing is done.
+        devices: number of processes.
+        max_tokens: the largest number of tokens that each process reads in a step.
 
     Returns:
-        what was done, as a sentence, or None.
+        A sentence about the change, or None without one.
 
     Raises:
-        UserError: the last checkpoint is damaged or gone, and fairseq would fail, or start anew over the others.
+        UserError: the last checkpoint is damaged or missing, so that fairseq would fail, or start from the beginning
+            and overwrite the others.
     """
     last = folder / "checkpoint_last.pt"
-    others = sorted(set(folder.glob("checkpoint*.pt")) - {last}, key=lambda path: path.stat().st_mtime)
-    if not others and not last.exists():
+    earlier = sorted(set(folder.glob("checkpoint*.pt")) - {last}, key=lambda path: path.stat().st_mtime)
+    if not earlier and not last.exists():
         return None
     try:
         state = load(last)
     except UserError as error:
-        newest = f"{shlex.join(['cp', str(others[-1]), str(last)])}, or " if others else ""
-        raise UserError(f"{error} To go on: {newest}move {folder} away to train from the beginning") from error
-    cfg, place = state["cfg"], state["extra_state"]["train_iterator"]
+        newest = f"{shlex.join(['cp', str(earlier[-1]), str(last)])}, or " if earlier else ""
+        raise UserError(f"{error} To continue: {newest}move {folder} away to train from the beginning") from error
+    cfg, position = state["cfg"], state["extra_state"]["train_iterator"]
     processes, text = cfg["distributed_training"], cfg["dataset"]
-    before = processes["distributed_world_size"] * (text["max_tokens"] or 1)
-    now = devices * (max_tokens or 1)
-    if before == now or not place.get("iterations_in_epoch"):
+    old_size = processes["distributed_world_size"] * (text["max_tokens"] or 1)
+    new_size = devices * (max_tokens or 1)
+    if old_size == new_size or not position.get("iterations_in_epoch"):
         return None
-    place["iterations_in_epoch"] = place["iterations_in_epoch"] * before // now
+    position["iterations_in_epoch"] = position["iterations_in_epoch"] * old_size // new_size
     processes["distributed_world_size"], text["max_tokens"] = devices, max_tokens
     save(state, last)
-    return f"a step takes {now / before:.3g} times the text that it took before: going on as far into the epoch"
+    ratio = new_size / old_size
+    return f"a step reads {ratio:.3g} times the text that it read before: continuing at the same position in the epoch"

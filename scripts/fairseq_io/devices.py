@@ -14,7 +14,7 @@ from data_prep.common.provenance import available_cores
 
 @dataclass(frozen=True)
 class Devices:
-    """``count``: processes on each of ``nodes`` machines, each on a GPU of its own, or all on the CPU."""
+    """``count`` processes on each of ``nodes`` machines: one per GPU, or all on the CPU."""
 
     gpu: bool
     count: int
@@ -24,20 +24,20 @@ class Devices:
 
     @property
     def total(self) -> int:
-        """Over all machines."""
+        """Number of processes on all machines."""
         return self.count * self.nodes
 
     def __str__(self) -> str:
-        one, several = ("GPU", "GPUs") if self.gpu else ("CPU process", "CPU processes")
-        text = f"{self.count} {one if self.count == 1 else several}"
+        singular, plural = ("GPU", "GPUs") if self.gpu else ("CPU process", "CPU processes")
+        text = f"{self.count} {singular if self.count == 1 else plural}"
         return text if self.nodes == 1 else f"{self.nodes} machines of {text}"
 
 
 @functools.cache
 def _installed() -> int:
-    """Number of GPUs that torch sees. A process asks: torch is heavy."""
-    gpus, warnings = ask_python("-m", __name__, failed="torch does not tell the GPUs (scripts/setup.sh installs it)")
-    if gpus == "0" and (problem := re.search("CUDA initialization: .*", warnings)):  # a driver that is too old
+    """Return the number of GPUs that torch sees. Another process imports torch, since that takes seconds."""
+    gpus, warnings = ask_python("-m", __name__, failed="torch cannot list the GPUs (scripts/setup.sh installs torch)")
+    if gpus == "0" and (problem := re.search("CUDA initialization: .*", warnings)):  # such as a driver that is too old
         print(f"note: torch sees no GPU. {problem[0]}", file=sys.stderr, flush=True)
     return int(gpus)
 
@@ -50,17 +50,17 @@ def find_devices(
     node_rank: int = 0,
     rendezvous: str | None = None,
 ) -> Devices:
-    """The devices of this machine: all its GPUs (CUDA_VISIBLE_DEVICES chooses), or processes on the CPU.
+    """Return the devices to train on: the GPUs of this machine (CUDA_VISIBLE_DEVICES limits them), or CPU processes.
 
     Args:
-        count: take so many; on the CPU that many processes.
-        cpu_processes: where ``count`` is left open and there is no GPU, so many if there are the cores for them.
-        nodes: so many machines take part, each with as many devices.
-        node_rank: which of them this is, from 0.
-        rendezvous: HOST:PORT at which they meet, of the machine 0.
+        count: number of GPUs or CPU processes; None for all GPUs, or ``cpu_processes`` without a GPU.
+        cpu_processes: the default number of CPU processes, at most the number of cores.
+        nodes: number of machines, each with the same number of devices.
+        node_rank: index of this machine, from 0.
+        rendezvous: HOST:PORT of machine 0, where the machines connect.
 
     Raises:
-        UserError: there are not so many, or several machines have no place to meet.
+        UserError: this machine has fewer GPUs than ``count``, or several machines have no rendezvous.
     """
     gpus = _installed()
     if gpus and count is not None and count > gpus:
@@ -71,26 +71,26 @@ def find_devices(
 
 
 def batch_per_device(batch: Mapping[str, Any], devices: int) -> dict[str, int]:
-    """fairseq's ``max-tokens`` and ``update-freq`` that keep the tokens of an update whatever the number of devices.
+    """Return fairseq's ``max-tokens`` and ``update-freq`` for an update of ``batch["tokens"]`` over all devices.
 
-    As few steps as ``batch["max-tokens"]`` allows are accumulated, and all are of one size: the tokens of an update are
-    those of ``batch["tokens"]`` to less than one for each device and step.
+    The number of accumulated steps is the smallest that ``batch["max-tokens"]`` allows, and all steps have the same
+    size. The tokens of an update differ from ``batch["tokens"]`` by less than one for each device and step.
 
     Raises:
         UserError: there are more devices than tokens.
     """
-    tokens, most = batch["tokens"], batch["max-tokens"]
-    steps = -(-tokens // (devices * most))
+    tokens, max_tokens = batch["tokens"], batch["max-tokens"]
+    steps = -(-tokens // (devices * max_tokens))
     if tokens < devices * steps:
         raise UserError(f"batch.tokens is {tokens}, too few for {devices} devices; take fewer with --devices")
     return {"max-tokens": tokens // (devices * steps), "update-freq": steps}
 
 
 def launcher(devices: Devices) -> list[str]:
-    """The start of a command that runs a Python module (``-m NAME ...`` follows) on all devices of this machine.
+    """Return the start of a command that runs a Python module on all devices of this machine; ``-m NAME ...`` follows.
 
-    Several processes are started by torchrun, without its --max-restarts: processes that it had started again waited
-    for one another for ever, or failed to connect (torch 2.13, gloo). After a loss scripts.train is to be run again.
+    torchrun starts several processes, without its --max-restarts: restarted processes waited for each other forever or
+    failed to connect (torch 2.13, gloo). If a process is lost, run scripts.train again.
     """
     start = [sys.executable, "-P"]
     if devices.total == 1:

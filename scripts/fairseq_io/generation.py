@@ -1,10 +1,9 @@
-"""The output of fairseq-generate, read line by line, and hypotheses under another length penalty than it was run with.
+"""Reading the output of fairseq-generate, and reordering its hypotheses by another length penalty.
 
-The length penalty plays no part in fairseq's search: a hypothesis is as good as the sum of its words' log-probabilities
-until it is finished, and only then, for the order of the finished ones, is the sum divided by length ** penalty
-(``SequenceGenerator.finalize_hypos``). So a list of all that a search finished, with the sums, tells what the search
-would have given with any penalty. The plugin's --stepwise-length-penalty is part of the search, which prints the scores
-that it orders by.
+The length penalty does not affect fairseq's search: unfinished hypotheses are compared by the sum of their tokens'
+log-probabilities. Only to order the finished ones is the sum divided by length ** penalty
+(``SequenceGenerator.finalize_hypos``). So the best hypothesis for any penalty follows from all finished hypotheses and
+their sums. The plugin's --stepwise-length-penalty is part of the search, which prints the scores it orders by.
 """
 
 import re
@@ -32,7 +31,7 @@ _BLEU = re.compile(r"^Generate \S+ with beam=\d+: BLEU4 = ([\d.]+)")
 
 @dataclass
 class Hypothesis:
-    """One finished hypothesis: fairseq's score (base 2), how many tokens it has (its end counts), and its text."""
+    """One finished hypothesis: fairseq's score (base 2), its text, and its number of tokens with the end symbol."""
 
     score: float
     text: str
@@ -40,7 +39,7 @@ class Hypothesis:
 
 
 def best_text(hypotheses: Sequence[Hypothesis], lenpen: float) -> str:
-    """The text that fairseq would have put first with this length penalty, from hypotheses found with penalty 0."""
+    """Return the text that fairseq would rank first with this length penalty, from hypotheses scored with penalty 0."""
     return max(hypotheses, key=lambda hypothesis: hypothesis.score / hypothesis.tokens**lenpen).text
 
 
@@ -55,9 +54,9 @@ class GenerationOutput:
         self.facts: dict[str, Any] = {}
 
     def read(self, line: str) -> None:
-        """Take in one line."""
-        if found := _LINE.fullmatch(line):
-            kind, number, text = found[1], int(found[2]), found[3]
+        """Add the content of one line."""
+        if match := _LINE.fullmatch(line):
+            kind, number, text = match[1], int(match[2]), match[3]
             if kind == "H":
                 score, _, words = text.partition("\t")
                 self.hypotheses.setdefault(number, []).append(Hypothesis(float(score), words))
@@ -65,40 +64,40 @@ class GenerationOutput:
                 self.hypotheses[number][-1].tokens = len(text.split(" "))
             else:
                 self.texts[kind][number] = text
-        elif (found := _LOADED.search(line)) and found[2] == self.subset:
-            self.expected = int(found[1].replace(",", ""))
-        elif found := _SPEED.search(line):
+        elif (match := _LOADED.search(line)) and match[2] == self.subset:
+            self.expected = int(match[1].replace(",", ""))
+        elif match := _SPEED.search(line):
             self.facts |= {
-                "sentences": int(found[1].replace(",", "")),
-                "tokens": int(found[2].replace(",", "")),
-                "seconds": float(found[3]),
-                "sentences_per_second": float(found[4]),
-                "tokens_per_second": float(found[5]),
+                "sentences": int(match[1].replace(",", "")),
+                "tokens": int(match[2].replace(",", "")),
+                "seconds": float(match[3]),
+                "sentences_per_second": float(match[4]),
+                "tokens_per_second": float(match[5]),
             }
-        elif found := _BLEU.search(line):
-            self.facts["fairseq_bleu"] = float(found[1])
+        elif match := _BLEU.search(line):
+            self.facts["fairseq_bleu"] = float(match[1])
 
     def complete(self) -> None:
-        """Check that fairseq came to its end and left nothing out."""
+        """Check that fairseq finished and translated every sentence."""
         if "sentences" not in self.facts or self.expected is None:
-            raise UserError(f"fairseq-generate did not report on the subset `{self.subset}` to the end; see its log")
+            raise UserError(f"fairseq-generate did not finish the subset `{self.subset}`; see its log")
         every = set(range(self.expected))
-        for kind, given in (("H", self.hypotheses.keys()), *((kind, self.texts[kind].keys()) for kind in "TS")):
-            missing = sorted(every - given)
-            if missing or len(given) != self.expected:
+        for kind, numbers in (("H", self.hypotheses.keys()), *((kind, self.texts[kind].keys()) for kind in "TS")):
+            missing = sorted(every - numbers)
+            if missing or len(numbers) != self.expected:
                 raise UserError(
-                    f"fairseq-generate gave {len(given)} of the {self.expected} {kind}- lines of `{self.subset}`"
+                    f"fairseq-generate printed {len(numbers)} of the {self.expected} {kind}- lines of `{self.subset}`"
                     + (f"; the first missing is {kind}-{missing[0]}" if missing else "")
                     + "; every sentence must be translated: take skip-invalid-size-inputs-valid-test and "
                     "required-batch-size-multiple out of the section generate; the subset must have both languages"
                 )
 
     def in_corpus_order(self, prepared: Mapping[str, Sequence[str]] | None = None) -> dict[str, Sequence[str]]:
-        """The lines of each file, by its name, with the hypotheses that fairseq put first.
+        """Return the lines of each file, by its name, with the hypotheses that fairseq ranked first.
 
         Args:
-            prepared: see ``prepared_lines``; without it, source and references are as fairseq prints them, where a unit
-                that is not in the dictionary is <unk> or <<unk>>.
+            prepared: see ``prepared_lines``. Without it, source and references are as fairseq prints them, with <unk>
+                or <<unk>> for subwords outside the dictionary.
 
         Raises:
             UserError: lines are missing, or ``prepared`` is another subset.
@@ -122,12 +121,13 @@ class GenerationOutput:
 def prepared_lines(
     prepared: Path | None, subset: str, languages: tuple[str, ...], settings: Mapping[str, Any]
 ) -> dict[str, list[str]]:
-    """Return a subset's source and references as they were prepared, units joined as fairseq-generate joins them.
+    """Return a subset's prepared source and references, with subwords joined to words as fairseq-generate joins them.
 
     Args:
-        prepared: the folder that data_prep.prepare wrote; None: nothing is known.
+        prepared: the folder that data_prep.prepare wrote; None for an empty result.
+        subset: valid or test.
         languages: source and target.
-        settings: of fairseq-generate; ``post-process`` says what the units are.
+        settings: of fairseq-generate; ``post-process`` names the kind of subwords.
     """
     joined = unit_joiner(settings.get("post-process"))
     if prepared is None or joined is None:
@@ -137,10 +137,10 @@ def prepared_lines(
 
 
 def run_generation(command: Sequence[str], subset: str, log: Path, *, label: str = "") -> GenerationOutput:
-    """Run a command of fairseq-generate with its progress shown; everything it says is kept in ``log``.
+    """Run fairseq-generate and show its progress; ``log`` gets its whole output.
 
     Raises:
-        UserError: it failed, or left sentences out.
+        UserError: it failed or skipped sentences.
     """
     output = GenerationOutput(subset)
 
@@ -156,7 +156,7 @@ def run_generation(command: Sequence[str], subset: str, log: Path, *, label: str
 
 
 def write_hypotheses(folder: Path, lines: Mapping[str, Sequence[str]], facts: Mapping[str, Any]) -> None:
-    """A folder as scripts.score reads it; the facts are written last and stand for a complete folder."""
+    """Write a folder for scripts.score. The facts are written last: only a complete folder has them."""
     remove(folder / FACTS)
     for name, text in lines.items():
         write_lines(folder / name, text)

@@ -11,12 +11,12 @@ from scripts.config import SUBSETS, config_parser
 
 
 def user_dir() -> Path:
-    """The plugin, for --user-dir: absolute, since fairseq looks for a relative one in the current folder first."""
+    """Return the path for --user-dir. It is absolute: fairseq looks for a relative one in the current folder first."""
     return CHECKOUT / "lightconv_plugin"
 
 
 def check_binarised(data: Path) -> None:
-    """Refuse a folder that is not what data_prep.binarise writes, or that fairseq would misread."""
+    """Refuse a folder that data_prep.binarise did not write, or whose path fairseq would misread."""
     if not data.is_dir() or not any(data.glob("dict*.txt")) or not any(data.glob("*.idx")):
         raise UserError(
             f"{data} is not a folder of binarised data (dict*.txt and *.idx); run python -m data_prep.binarise first, "
@@ -26,30 +26,30 @@ def check_binarised(data: Path) -> None:
 
 
 def model_parser(doc: str | None, *, out: str) -> argparse.ArgumentParser:
-    """Their options; ``out`` says what --out is for."""
+    """Return a parser with the options of the commands that run a model; ``out`` is the help of --out."""
     parser = config_parser(doc, data=True, out=out)
     parser.add_argument("--model", type=Path, required=True, metavar="FILE", help="a checkpoint, averaged or not")
-    parser.add_argument("--subset", choices=SUBSETS, default="test", help="the part of the data (default: test)")
-    parser.add_argument("--tuned", type=Path, metavar="FILE", help="tune.json: what it chose goes before the CONFIG's")
-    parser.add_argument("--seed", type=int, metavar="N", help="the seed of the training, to be noted with the result")
+    parser.add_argument("--subset", choices=SUBSETS, default="test", help="the split (default: test)")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="tune.json, whose settings override the CONFIG's")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the training, recorded with the result")
     return parser
 
 
 def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what tuning chose, once data and model are known to be there."""
+    """Check that data and model exist; return the settings that tuning chose."""
     check_binarised(arguments.data)
     if not arguments.model.is_file():
-        raise UserError(f"no model {arguments.model}; expected what scripts.train or scripts.average wrote")
+        raise UserError(f"no model {arguments.model}; expected a file that scripts.train or scripts.average wrote")
     check_path(arguments.model)
     return dict(read_json(arguments.tuned)["chosen"]) if arguments.tuned else {}
 
 
 def add_prepared(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of prepared text, which knows what the dictionary does not."""
+    """Add --prepared, the folder of prepared text, which has the words that the dictionary lacks."""
     parser.add_argument(
         "--prepared",
         type=Path,
         metavar="DIR",
-        help="what data_prep.prepare wrote: sources and references are taken from it (default: as fairseq prints "
-        "them, with <unk> for units outside the dictionary)",
+        help="the folder that data_prep.prepare wrote, with sources and references (default: as fairseq prints them, "
+        "with <unk> for subwords outside the dictionary)",
     )

@@ -1,4 +1,4 @@
-"""Flags, tasks and models as fairseq's own command line takes and makes them."""
+"""Flags, tasks and models, parsed and built as fairseq's own commands do."""
 
 import argparse
 import logging
@@ -22,9 +22,9 @@ PARSERS = {
 
 @dataclass(frozen=True)
 class Command:
-    """One of fairseq's commands, as a configuration has it run.
+    """One of fairseq's commands with the flags of a configuration.
 
-    ``keys`` has the configuration's key, such as tune.lenpen, of each flag that the configuration sets.
+    ``keys`` maps each flag that the configuration sets to its key there, such as tune.lenpen.
     """
 
     path: Any
@@ -38,25 +38,25 @@ class Command:
 
     @property
     def name(self) -> str:
-        """The command's name as people type it."""
+        """The command's name in a shell, such as fairseq-train."""
         return "fairseq-" + self.module.removeprefix("fairseq_cli.").replace("_", "-")
 
-    def given(self, flag: str) -> str:
-        """The value of a flag in the command; "true" of one that has none."""
-        found = (word.removeprefix("--").partition("=") for word in self.words)
-        return {name: value or "true" for name, _, value in found}.get(flag, "left out")
+    def value(self, flag: str) -> str:
+        """Return the value of a flag in the command, "true" for a bare flag, and "left out" for a missing one."""
+        parts = (word.removeprefix("--").partition("=") for word in self.words)
+        return {name: value or "true" for name, _, value in parts}.get(flag, "left out")
 
     def refusal(self, flag: str, why: str) -> UserError:
-        """The sentence that refuses the value of a flag."""
-        own = f"{'train' if self.name == 'fairseq-train' else 'generate'}.{flag}"
-        return UserError(f"{self.path}: `{self.keys.get(flag, own)}` is {self.given(flag)}, {why}")
+        """Return the error about the value of a flag, with the flag's key in the configuration."""
+        default_key = f"{'train' if self.name == 'fairseq-train' else 'generate'}.{flag}"
+        return UserError(f"{self.path}: `{self.keys.get(flag, default_key)}` is {self.value(flag)}, {why}")
 
 
 def parse(command: Command) -> argparse.Namespace:
-    """Parse the flags with fairseq's parser for the command. ``load_plugin`` comes first.
+    """Parse the flags with fairseq's parser for the command. Call ``load_plugin`` before.
 
     Raises:
-        UserError: the parser refuses them, in its own words.
+        UserError: the parser refuses them; the message is the parser's.
     """
     from fairseq import options
 
@@ -78,17 +78,17 @@ def parse(command: Command) -> argparse.Namespace:
 
 def load_plugin() -> None:
     """Register the models as ``--user-dir`` does."""
-    # neither which optional packages they would like, nor what they set, nor which backend runs
+    # no messages about missing optional packages, settings of theirs, or the backend that runs
     for name in ("fairseq", "hydra", "lightconv_plugin"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from fairseq.utils import import_user_module
 
     import_user_module(Namespace(user_dir=str(user_dir())))
-    import lightconv_plugin.register  # noqa: F401  fairseq passes over a package of which a part is imported already
+    import lightconv_plugin.register  # noqa: F401  fairseq skips a package of which a module is imported already
 
 
 def stand_in_dictionary(size: int) -> Any:
-    """A dictionary of so many types, which knows the special ones alone and is equal to no other."""
+    """Return a dictionary with this number of entries. It holds only the special symbols and equals no other."""
     from fairseq.data import Dictionary
 
     class StandIn(Dictionary):
@@ -100,16 +100,16 @@ def stand_in_dictionary(size: int) -> Any:
     return StandIn()
 
 
-TYPES = 1_000_000  # of a dictionary whose size is not known yet: more than any cut-off of an adaptive layer
+ENTRIES = 1_000_000  # of a dictionary whose size is not known yet: more than any cut-off of an adaptive layer
 
 
 def make_task(cfg: Any, *, joined: bool, has_data: bool) -> Any:
-    """Make a task as fairseq-train does; None of one that cannot be made without the data.
+    """Build a task as fairseq-train does; return None if it cannot be built without data.
 
     Args:
         cfg: fairseq's configuration of the task.
-        joined: both languages have one dictionary.
-        has_data: ``cfg.data`` is there, and has the dictionaries.
+        joined: both languages share one dictionary.
+        has_data: the folder ``cfg.data`` exists and has the dictionaries.
     """
     from fairseq import tasks
     from fairseq.tasks import TASK_REGISTRY
@@ -118,29 +118,29 @@ def make_task(cfg: Any, *, joined: bool, has_data: bool) -> Any:
 
     if has_data:
         return tasks.setup_task(cfg)
-    task, source = TASK_REGISTRY[getattr(cfg, "_name", None) or cfg.task], stand_in_dictionary(TYPES)
+    task, source = TASK_REGISTRY[getattr(cfg, "_name", None) or cfg.task], stand_in_dictionary(ENTRIES)
     if issubclass(task, TranslationTask):
-        return task(cfg, source, source if joined else stand_in_dictionary(TYPES))
+        return task(cfg, source, source if joined else stand_in_dictionary(ENTRIES))
     return task(cfg, source) if issubclass(task, LanguageModelingTask) else None
 
 
 def in_words(error: Exception) -> str:
-    """Return what an error says in one line; of one that says nothing, the line of code that it comes from."""
+    """Return an error's message in one line; without a message, the line of code that raised it."""
     text = textwrap.shorten(str(error), 400)
     if isinstance(error, ValueError | RuntimeError) and text:
         return text
-    where = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {text or (where[-1].line if where else '')}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {text or (frames[-1].line if frames else '')}"
 
 
 def training_arguments(flags: list[str]) -> Namespace:
-    """Parse flags as fairseq-train does. ``load_plugin`` comes first for the architectures of the plugin."""
+    """Parse flags as fairseq-train does. Call ``load_plugin`` before, for the plugin's architectures."""
     return parse(Command(shlex.join(flags), ["fairseq_cli.train", "no-data", *flags], {}))
 
 
 @dataclass(frozen=True)
 class TaskAndModel:
-    """Task and model as fairseq-train builds them from its arguments, as parsed and as omegaconf has them."""
+    """Task and model as fairseq-train builds them, with its parsed arguments and their omegaconf version."""
 
     args: Namespace
     cfg: Any
@@ -149,19 +149,19 @@ class TaskAndModel:
 
 
 def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "translation") -> TaskAndModel:
-    """Build what ``fairseq-train --arch ARCH --task TASK FLAGS`` does, with ``vocab_size`` invented words.
+    """Build task and model of ``fairseq-train --arch ARCH --task TASK FLAGS`` with ``vocab_size`` invented words.
 
-    ``load_plugin`` comes first for the architectures of the plugin.
+    Call ``load_plugin`` before, for the plugin's architectures.
     """
     from fairseq.data import Dictionary
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.tasks import TASK_REGISTRY
 
-    given = ["--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
-    args = training_arguments(given)
+    all_flags = ["--arch", arch, "--task", task, "--source-lang", "src", "--target-lang", "tgt", *flags]
+    args = training_arguments(all_flags)
     cfg = convert_namespace_to_omegaconf(args)
-    words = Dictionary()
-    for number in range(vocab_size - len(words)):
-        words.add_symbol(f"w{number}")
-    built = TASK_REGISTRY[task](cfg.task, words, words)
-    return TaskAndModel(args, cfg, built, built.build_model(cfg.model))
+    dictionary = Dictionary()
+    for number in range(vocab_size - len(dictionary)):
+        dictionary.add_symbol(f"w{number}")
+    translation_task = TASK_REGISTRY[task](cfg.task, dictionary, dictionary)
+    return TaskAndModel(args, cfg, translation_task, translation_task.build_model(cfg.model))

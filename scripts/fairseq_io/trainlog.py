@@ -10,8 +10,8 @@ _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (train_inner|train|valid) \| (\{.*\})$")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
 _ENDED_EARLY = re.compile(r"early stop since valid performance hasn't improved for last (\d+) runs")
 _EXPLODED = re.compile(r"FloatingPointError: (.*)")
-# what a person should see of fairseq's log; the numbers of samples differ from epoch to epoch
-_TOLD = re.compile(
+# lines of fairseq's log that the user should see, without sample numbers, which differ from epoch to epoch
+_NOTICE = re.compile(
     r"([\d,]+ samples have invalid sizes and will be skipped.*?)(, first few sample ids.*)?$"
     r"|(lightconv_plugin: (?:the native backend is passed over|compiling its C\+\+).*)$"
     r"|(\w+ not found, (?:please|pip) install.*)$"
@@ -32,8 +32,8 @@ class Progress:
 class TrainLog:
     """The content of a whole log, over all resumptions.
 
-    Losses are by update; what was done again after a resumption replaces the older figure. The seconds are those spent,
-    the work that a kill undid included.
+    Losses are by update; if a resumption repeats an update, the newer loss counts. The seconds include updates that
+    were lost and repeated.
     """
 
     parameters: int | None = None
@@ -43,37 +43,40 @@ class TrainLog:
     valid_loss: dict[int, float] = field(default_factory=dict)
     tokens_per_second: list[float] = field(default_factory=list)
     updates: int = 0
-    exploded: str | None = None  # fairseq's words
-    validations_without_gain: int | None = None  # as many as ended the training before its last update
-    told: list[str] = field(default_factory=list)
-    _earlier: float = 0.0
-    _this: float = 0.0
+    exploded: str | None = None  # fairseq's error message
+    validations_without_gain: int | None = None  # the number that ended the training early
+    notices: list[str] = field(default_factory=list)
+    _seconds_before: float = 0.0
+    _seconds: float = 0.0
 
     @property
     def seconds(self) -> float | None:
-        """Return how long the training took so far; None if the log does not say."""
-        return self._earlier + self._this or None
+        """Duration of the training so far; None if the log has no times."""
+        return self._seconds_before + self._seconds or None
 
     def read(self, line: str) -> Progress | None:
-        """Take in one line; returns its numbers if it has any."""
-        if found := _BACKEND.search(line):
-            self.backend[found[1]] = found[2]
-        if found := _PARAMETERS.search(line):
-            self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in found.groups())
-            self._earlier, self._this = self._earlier + self._this, 0.0  # a run begins, and fairseq's clock with it
+        """Add one line to the content; return its numbers if it has any."""
+        if match := _BACKEND.search(line):
+            self.backend[match[1]] = match[2]
+        if match := _PARAMETERS.search(line):
+            self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in match.groups())
+            self._seconds_before, self._seconds = (
+                self._seconds_before + self._seconds,
+                0.0,
+            )  # fairseq's clock starts again
             self.validations_without_gain = None
-        if found := _ENDED_EARLY.search(line):
-            self.validations_without_gain = int(found[1])
-        if found := _EXPLODED.search(line):
-            self.exploded = found[1]
-        if (found := _TOLD.search(line)) and (text := found[1] or found[3] or found[4]) not in self.told:
-            self.told.append(text)
+        if match := _ENDED_EARLY.search(line):
+            self.validations_without_gain = int(match[1])
+        if match := _EXPLODED.search(line):
+            self.exploded = match[1]
+        if (match := _NOTICE.search(line)) and (text := match[1] or match[3] or match[4]) not in self.notices:
+            self.notices.append(text)
         progress = parse_progress(line)
         if progress is None:
             return None
         self.updates = max(self.updates, progress.update)
         if "wall" in progress.values:
-            self._this = progress.values["wall"]
+            self._seconds = progress.values["wall"]
         if progress.kind == "valid":
             self.valid_loss[progress.update] = progress.values["loss"]
         elif progress.kind == "train_inner":
@@ -84,7 +87,7 @@ class TrainLog:
 
 
 def read_log(lines: Iterable[str]) -> TrainLog:
-    """Everything in a training log."""
+    """Return the content of a training log."""
     log = TrainLog()
     for line in lines:
         log.read(line)
@@ -92,24 +95,24 @@ def read_log(lines: Iterable[str]) -> TrainLog:
 
 
 def parse_progress(line: str) -> Progress | None:
-    """The numbers in a line of fairseq's JSON log; None for any other line, and for a line cut off by a kill."""
-    if not (found := _LINE.match(line)):
+    """Return the numbers in a line of fairseq's JSON log; None for any other line or an incomplete one."""
+    if not (match := _LINE.match(line)):
         return None
     try:
-        content = json.loads(found[2])
+        content = json.loads(match[2])
     except ValueError:
         return None
-    prefix = "" if found[1] == "train_inner" else f"{found[1]}_"
+    prefix = "" if match[1] == "train_inner" else f"{match[1]}_"
     values = {
         key.removeprefix(prefix): number for key, value in content.items() if (number := _as_number(value)) is not None
     }
     if "num_updates" not in values or "loss" not in values:
         return None
-    return Progress(found[1], int(values["num_updates"]), values)
+    return Progress(match[1], int(values["num_updates"]), values)
 
 
 def _as_number(value: Any) -> float | None:
-    """A number, which fairseq writes as text; None for anything else."""
+    """Return a value as a number, which fairseq writes as text; None if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -128,7 +128,7 @@ class Run(Pipeline):
         trained = next((training for training in trainings if "parameters" in training), {})
         record = {
             "model": self.config.name,
-            "dataset": self.config.dataset,
+            "dataset": self.config.dataset_name,
             "config": self.config.merged(),
             **{key: trained.get(key) for key in ("parameters", "backend", "precision", "precision_reason")},
             "seeds": {str(seed): {**facts, "valid": numbers(facts["valid"] or {})} for seed, facts in of_seeds.items()},
@@ -191,7 +191,8 @@ def build_run(
     Raises:
         UserError: the model has the name of a folder of the data, or its baseline cannot be read.
     """
-    root, model, dataset = work / config.dataset, work / config.dataset / config.name, load_dataset(config.dataset)
+    root, dataset = work / config.dataset_name, load_dataset(config.dataset)
+    model = root / config.name
     if config.name in RESERVED:
         raise UserError(
             f"{config.path}: a model cannot be called {config.name}, which is a folder of the dataset; rename the file"

@@ -73,7 +73,7 @@ class Measured:
         """The runs whose record has other settings than the configuration has now, apart from the precision."""
         for run in dict.fromkeys(self._run(row, column) for row in table.rows for column in table.columns):
             config = load_config(CONFIGS / f"{run}.yaml") if run else None
-            if config and (path := work / config.dataset / config.name / "record.json").exists():
+            if config and (path := work / config.dataset_name / config.name / "record.json").exists():
                 self.records[str(run)] = record = read_record(path)
                 if record["config"] | {"precision": None} != config.merged() | {"precision": None}:
                     self.outdated.append(str(run))

@@ -9,7 +9,7 @@ import pytest
 from fairseq import options as fairseq_options
 from fairseq.file_io import PathManager
 
-from scripts.fairseq_io.checkpoint_schedule import kept
+from scripts.fairseq_io.checkpoint_schedule import kept_checkpoints
 
 from .conftest import Train, names
 
@@ -44,8 +44,8 @@ def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, t
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)
     train(tmp_path, *arguments, epochs=True)
     last = args.max_update or 3 * EPOCH
-    updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept("update", args, last)]
-    epochs = [f"checkpoint{n}.pt" for n in kept("epoch", args, last // EPOCH)]
+    updates = [f"checkpoint_{-(-n // EPOCH)}_{n}.pt" for n in kept_checkpoints("update", args, last)]
+    epochs = [f"checkpoint{n}.pt" for n in kept_checkpoints("epoch", args, last // EPOCH)]
     assert names(tmp_path) == sorted([*updates, *epochs, "checkpoint_best.pt", "checkpoint_last.pt"])
 
 

@@ -14,7 +14,7 @@ import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from data_prep.common.strict_yaml import read_yaml
 from scripts import check
 from scripts.config import flags, load_config, merge
-from scripts.fairseq_io.checkpoint_schedule import begins_too_early, check_checkpoints
+from scripts.fairseq_io.checkpoint_schedule import check_checkpoints, reason_against_mean
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import training_arguments
 from scripts.tables.published import CONFIGS, read_tables
@@ -145,7 +145,7 @@ def test_no_mean_reaches_into_the_warm_up_or_high_learning_rates(path):
         epoch = UPDATES_OF_AN_EPOCH[config.dataset]
         last = args.max_update or args.max_epoch * epoch
         first = (last // epoch - max(config.averaged) + 1) * epoch
-        assert begins_too_early(args, first, last) is None
+        assert reason_against_mean(args, first, last) is None
 
 
 # one configuration of each dataset, and of each family of models

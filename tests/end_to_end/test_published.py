@@ -22,7 +22,7 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     command = ["score", "all", "--out", str(work)]
     with published(tmp_path, [GOOD, DAMAGED], DAMAGED) as table:
         monkeypatch.setattr(pretrained, "FILE", table)
-        with pytest.raises(UserError, match=f"^1 of 2 models are not within 0.1 of the paper's figure: {DAMAGED};"):
+        with pytest.raises(UserError, match=f"^1 of 2 models are not within 0.1 of the paper's score: {DAMAGED};"):
             pretrained.main(command)
     *_, good, damaged, signature, _ = first = capfd.readouterr().out.splitlines()
     assert good.startswith(GOOD)

@@ -2,7 +2,7 @@
 
 Each archive is made with a small model of fairseq's own class, trained for some seconds and saved as one of fairseq's
 versions saved it. The test set comes in archives of the true names, members and tags. The BLEU of fairseq's own model
-and search on that test set stands for the paper's figure. In a damaged model one layer's kernels are turned round.
+and search on that test set stands for the paper's score. In a damaged model one layer's kernels are turned round.
 """
 
 import random

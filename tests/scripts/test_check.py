@@ -108,7 +108,7 @@ def test_what_can_be_trained_is_taken(tmp_path, data, one_language, changes):
     checked(tmp_path, "", one_language, LANGUAGE_MODEL)
 
 
-UNITS = "and debian_en_de is in units of subword_nmt; set generate.post-process: subword_nmt"
+UNITS = "and debian_en_de is in subwords of subword_nmt; set generate.post-process: subword_nmt"
 REFUSED = [
     (CONFIG, "generate: {beam: many}", "fairseq-generate refuses its flags: argument --beam: invalid"),
     (CONFIG, "generate: {beem: 5}", "fairseq-generate refuses its flags: unrecognized arguments: --beem=5"),
@@ -116,7 +116,7 @@ REFUSED = [
     (CONFIG, "generate: {post-process: sentencepiece}", f"`generate.post-process` is sentencepiece, {UNITS}"),
     (CONFIG, "generate: {post-process: null}", f"`generate.post-process` is left out, {UNITS}"),
     (CONFIG, "tune: {post-process: [letter]}", f"`tune.post-process` is letter, {UNITS}"),
-    (CONFIG, "train: {best-checkpoint-metric: bleu}", "expected one of loss, nll_loss, ppl, which a validation report"),
+    (CONFIG, "train: {best-checkpoint-metric: bleu}", "expected one of loss, nll_loss, ppl, which validation report"),
     (CONFIG, f"train: {{{EVAL_BLEU}}}", "and of bleu more is better: the worst checkpoint would"),
     (CONFIG, "train: {maximize-best-checkpoint-metric: true}", "is true, and of loss less is better"),
     (CONFIG, "average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
@@ -146,7 +146,7 @@ REFUSED = [
         for given in ([f"[8, {value}]"] if section == "tune" else [value])
     ),
     *(
-        (CONFIG, f"train: {{{flags}}}", f"fairseq-train cannot make the {expected}")
+        (CONFIG, f"train: {{{flags}}}", f"fairseq-train cannot build the {expected}")
         for flags, expected in (
             ("decoder-conv-heads: 5", "model: --decoder-conv-heads 5 does not divide --decoder-conv-dim 128 "),
             ("encoder-kernel-size-list: [6, 8]", "model: --encoder-kernel-size-list holds [6, 8]; expected odd"),
@@ -168,7 +168,7 @@ REFUSED = [
     ),
     (LANGUAGE_MODEL, "generate: {context-window: -1}", "`generate.context-window` is -1, expected a number from 0 on"),
     (LANGUAGE_MODEL, "generate: {max-tokens: 0}", "`generate.max-tokens` is 0, expected a whole number from 1 on"),
-    (LANGUAGE_MODEL, "train: {best-checkpoint-metric: nll_loss}", "expected one of loss, ppl, which a validation"),
+    (LANGUAGE_MODEL, "train: {best-checkpoint-metric: nll_loss}", "expected one of loss, ppl, which validation"),
     (LANGUAGE_MODEL, "generate: {beam: 4}", "fairseq-eval-lm refuses its flags: unrecognized arguments: --beam"),
 ]
 
@@ -201,7 +201,9 @@ def test_a_line_that_is_too_long_is_named_and_the_advice_is_taken(tmp_path, data
     lines = data_utils.load_indexed_dataset(str(data / "valid.en-de.en"), None)  # as long as those of German
     sizes = lines.sizes.tolist()
     first = next(number for number, size in enumerate(sizes) if size > 9)
-    assert f"model.yaml: line {first + 1} of valid has {sizes[first]} tokens, its end counted, expected at most" in text
+    assert (
+        f"model.yaml: line {first + 1} of valid has {sizes[first]} tokens with its end symbol, expected at most" in text
+    )
     more = sum(size > 9 for size in sizes) - 1
     assert f" 9 (`{key}`); {more} more are too long. Set {key}: {max(sizes)}," in text
     checked(tmp_path, f"{section}: {{{flag}: {max(sizes)}}}", given, base)
@@ -216,7 +218,7 @@ def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("metric", "target", "missing", "said"),
+    ("metric", "target", "missing", "message"),
     [
         ("rouge", "en", "rouge_score", "ModuleNotFoundError: "),
         ("sacrebleu", "ja", "sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", "pip install sacrebleu[ja]"),
@@ -224,7 +226,7 @@ def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
     ],
 )
 def test_a_package_that_the_scores_need_is_missed_before_the_training(
-    metric, target, missing, said, tmp_path, monkeypatch
+    metric, target, missing, message, tmp_path, monkeypatch
 ):
     dataset = tmp_path / "toy.yaml"
     dataset.write_text(f"kind: text\nsource: de\ntarget: {target}\n")
@@ -236,6 +238,6 @@ def test_a_package_that_the_scores_need_is_missed_before_the_training(
         monkeypatch.setitem(sys.modules, f"{missing}.rouge_scorer", None)
         rouge._scorer.cache_clear()
         rouge._document.cache_clear()
-    with pytest.raises(UserError, match=re.escape(said)) as refused:
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
         check.check_scores(config)
     assert f"`score.metric` {metric} cannot be computed: " in str(refused.value)

@@ -65,7 +65,7 @@ def test_what_is_there_is_taken(settings, flags):
 
 
 @pytest.mark.parametrize(
-    ("settings", "flags", "said"),
+    ("settings", "flags", "message"),
     [
         (config(), {EVERY: 16}, "of 40 updates will have kept 2 (16, 32); ask for fewer, or change train.save-inter"),
         (config(), {}, "of 40 updates will have kept none; ask for fewer, or change train.save-interval-updates (0), "),
@@ -97,8 +97,8 @@ def test_what_is_there_is_taken(settings, flags):
         (config(last=0), {AFTER: 50}, "`train.validate-after-updates` leaves none; change it, or add `average"),
     ],
 )
-def test_what_will_be_missing_is_said_with_what_to_change(settings, flags, said):
+def test_a_missing_checkpoint_is_reported_with_the_settings_to_change(settings, flags, message):
     with pytest.raises(UserError) as refused:
         check(settings, flags)
     assert str(refused.value).startswith("model.yaml: ")
-    assert said in str(refused.value)
+    assert message in str(refused.value)

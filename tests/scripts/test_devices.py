@@ -73,11 +73,11 @@ def test_how_processes_are_started():
 def test_what_torch_is_asked_is_answered_and_a_driver_that_is_too_old_is_said(monkeypatch, capsys):
     """In a process of its own."""
     assert devices._installed() == torch.cuda.device_count()
-    said = "CUDA initialization: The NVIDIA driver on your system is too old"
-    answer = subprocess.CompletedProcess([], 0, "0\n", f"cuda.py:1: UserWarning: {said}\n  return _C()\n")
+    problem = "CUDA initialization: The NVIDIA driver on your system is too old"
+    answer = subprocess.CompletedProcess([], 0, "0\n", f"cuda.py:1: UserWarning: {problem}\n  return _C()\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
     assert devices._installed.__wrapped__() == 0
-    assert capsys.readouterr().err == f"note: torch sees no GPU. {said}\n"
+    assert capsys.readouterr().err == f"note: torch sees no GPU. {problem}\n"
 
 
 @pytest.mark.slow
@@ -87,5 +87,5 @@ def test_a_childs_own_error_is_shown(processes, tmp_path):
     start = launcher(Devices(gpu=False, count=processes))
     with pytest.raises(UserError) as refused:
         run_logged([*start, str(tmp_path / "fails.py")], tmp_path / "log", lambda _: None, what="fairseq-train")
-    said = f"fairseq-train ended with status 1. ValueError: --beam is 0\nThe complete log is {tmp_path / 'log'}"
-    assert str(refused.value) == said
+    expected = f"fairseq-train ended with status 1. ValueError: --beam is 0\nThe complete log is {tmp_path / 'log'}"
+    assert str(refused.value) == expected

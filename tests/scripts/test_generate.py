@@ -86,11 +86,11 @@ def test_speed_and_bleu_are_fairseqs_own():
 
 def test_output_that_is_not_whole_is_refused():
     lacking = [line for line in three() if not line.startswith("H-2")]
-    for lines, said in (
+    for lines, message in (
         (lacking + ENDING, "2 of the 3 H- lines of `test`; the first missing is H-2"),
-        (three(), "to the end"),
+        (three(), "did not finish the subset"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             collect(lines).in_corpus_order()
 
 

@@ -1,4 +1,4 @@
-"""Two files of one's own become a dataset and a configuration that the other commands take."""
+"""Tests of scripts.own_text: two text files become a dataset and a configuration for the other commands."""
 
 import os
 import random
@@ -27,8 +27,10 @@ from scripts.fairseq_io.checkpoint_schedule import check_checkpoints
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
 from scripts.own_text import Side
+from scripts.reproduce.run import build_run
 from scripts.scoring.detokenise import detokeniser
 from scripts.scoring.metrics import measures
+from scripts.translate import find_trained
 
 ENGLISH = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 WORDS = {
@@ -136,6 +138,41 @@ def test_the_command_goes_on_or_prints_the_one_that_does(checkout, call, monkeyp
     assert shown.stderr.startswith("error: no dataset 'elsewhere' (")  # of the tests' checkout
 
 
+def test_a_project_has_all_files_in_its_own_folder(checkout, call, monkeypatch, capsys):
+    """It says where the files go, writes nothing to the checkout, and its run's record leads back to the dataset."""
+    (project := checkout / "my project").mkdir()
+    files = corpus(project, "de")
+    in_checkout = sorted(checkout.rglob("*"))
+    monkeypatch.chdir(project)
+    name = "dynamicconv"  # a dataset may be called as the model is
+    call(*files, "de", "en", name, "--project", ".")
+    assert "results will be in work/dynamicconv\n" in capsys.readouterr().out
+    config = load_config(Path("configs") / name / "dynamicconv.yaml")
+    change(Path(f"datasets/{name}.yaml"), "units: 2000", "units: 90")
+    monkeypatch.chdir(checkout)  # paths in a configuration are relative to its file
+    run = build_run(config, project / "work", devices=1)
+    assert (run.dataset_root, run.model_root) == (project / "work" / name, project / "work" / name / name)
+    assert all(stage.folder.is_relative_to(project) for stage in run.stages.values())
+    dataset = load_dataset(config.dataset)
+    download(dataset, raw=None, out=run.dataset_root / "raw")
+    prepare(dataset, raw=run.dataset_root / "raw", out=run.dataset_root / "prepared", workers=1)
+    (run.dataset_root / "binarised").mkdir()
+    (run.model_root / "model.pt").parent.mkdir()
+    (run.model_root / "model.pt").touch()
+    run.write_record("download")
+    assert load_dataset(find_trained(run.model_root).dataset).file == project / "datasets" / f"{name}.yaml"
+    assert [path for path in sorted(checkout.rglob("*")) if not path.is_relative_to(project)] == [
+        path for path in in_checkout if not path.is_relative_to(project)
+    ]
+
+
+def test_outside_of_the_checkout_it_says_that_it_writes_there(checkout, call, tmp_path_factory, monkeypatch, capsys):
+    files = corpus(tmp_path_factory.mktemp("text"), "de", 20)
+    monkeypatch.chdir(files[0].parent)
+    call(*files, "de")
+    assert f"the files and results go to the checkout, {checkout}; --project DIR" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("words", "tokens"), [(5, 1536), (300, 2400)])
 def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
     german, english = checkout / "a.de", checkout / "a.en"
@@ -158,22 +195,22 @@ def test_words_that_are_others_to_yaml(checkout, call):
 
 @pytest.mark.parametrize(("longer", "most"), [(5, 150), (4, 100)])
 def test_the_longest_five_in_a_thousand_lines_are_left_out(longer, most):
-    assert own_text.most_words(*two_sides(1000, [10] * (1000 - longer) + [130] * longer)) == most
+    assert own_text.max_words(*two_sides(1000, [10] * (1000 - longer) + [130] * longer)) == most
 
 
-def test_what_cannot_be_is_said(checkout, call, capsys):
+def test_wrong_input_is_refused(checkout, call, capsys):
     chinese, english = corpus(checkout, "zh", 20)
     (short := checkout / "short.en").write_text("one line\n")
     call(chinese, english, "zh", name="there")
-    for tgt, source, name, said in (
+    for tgt, source, name, message in (
         (short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
         (english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
         (english, "en", "mine", "--source and --target are both en"),
-        (english, "zh", "there", r"there\.yaml is there already; go on with .* configs/there/"),
+        (english, "zh", "there", r"there\.yaml exists already; continue with .* configs/there/"),
     ):
         with pytest.raises((UserError, SystemExit)) as refusal:
             call(chinese, tgt, source, name=name)
-        assert re.search(said, f"{refusal.value}{capsys.readouterr().err}")
+        assert re.search(message, f"{refusal.value}{capsys.readouterr().err}")
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -182,7 +219,8 @@ def test_twenty_checkpoints_are_validated_and_no_mean_reaches_high_learning_rate
     """The model of a GPU is the paper's."""
     path = checkout / "configs" / "mine" / "dynamicconv.yaml"
     path.parent.mkdir()
-    path.write_text(own_text.config_text("mine", *two_sides(pairs, [20] * 100), gpu=gpu))
+    sides = two_sides(pairs, [20] * 100)
+    path.write_text(own_text.config_text("mine", *sides, files=own_text.Files.in_checkout("mine"), gpu=gpu))
     config = load_config(path)
     large = "pla_dynamicconv_iwslt" if pairs < 1_000_000 else "pla_dynamicconv_wmt"
     assert config.train["arch"].startswith(large if gpu else "pla_dynamicconv_small")
@@ -228,19 +266,19 @@ def test_a_perfect_translation_scores_100(target, tmp_path):
     with pytest.raises(sentencepiece.TooManyUnits) as refusal:
         sentencepiece.learn(iter(references), units=1000)
     codes.write_bytes(sentencepiece.learn(iter(references), units=refusal.value.limit))
-    for name, given in (("tokenise", {"escape": False}), ("sentencepiece", {"units": 200})):
-        steps = (Step(name=name, parameters=given),)
+    for name, parameters in (("tokenise", {"escape": False}), ("sentencepiece", {"units": 200})):
+        steps = (Step(name=name, parameters=parameters),)
         dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target=target, steps=steps)
         joined = [post_process(line, dataset.units) for line in map(line_steps(dataset, target, codes), references)]
         back = list(map(detokeniser(target, dataset), joined))
-        found = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
-        assert found.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
+        metric = measures({"metric": "sacrebleu"}, target)["sacrebleu"]
+        assert metric.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 
 
 def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(tmp_path):
     (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "scripts.own_text", "x"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert re.match("error: the package yaml is not installed for .* scripts/setup.sh", done.stderr)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (process.returncode, "Traceback" in process.stderr) == (1, False)
+    assert re.match("error: the package yaml is not installed for .* scripts/setup.sh", process.stderr)

@@ -120,4 +120,4 @@ def test_the_list_is_fairseq_s(capsys):
     pretrained.main(["list"])
     listed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert listed == {name: path["path"] for name, path in LightConvModel.hub_models().items()}
-    assert len(pretrained.each_archive(MODELS)) == 10
+    assert len(pretrained.one_of_each_archive(MODELS)) == 10

@@ -9,7 +9,7 @@ from data_prep.common.errors import UserError
 from data_prep.dataset import load_dataset
 from scripts import pretrained
 from scripts.config import load_config
-from scripts.pretrained import configuration, each_archive, read_published, score
+from scripts.pretrained import configuration, one_of_each_archive, read_published, score
 from scripts.tables.published import CONFIGS, read_tables
 
 MODELS = read_published()
@@ -27,12 +27,12 @@ def test_figures_are_those_of_the_tables():
     for model in MODELS.values():
         found = printed.get(model.config.resolve())
         assert found == ((model.figure, model.stands, model.measure) if model.figure else None), model.name
-    assert sum(model.figure is not None for model in each_archive(MODELS)) == 8
+    assert sum(model.figure is not None for model in one_of_each_archive(MODELS)) == 8
 
 
 def test_settings_are_those_of_fairseq_s_page():
     page = {"iwslt14.de-en": (4, 1.0), "wmt16.en-de": (5, 0.5), "wmt14.en-fr": (5, 0.9), "wmt17.zh-en": (8, 1.0)}
-    for model in each_archive(MODELS):
+    for model in one_of_each_archive(MODELS):
         assert (model.generate["beam"], model.generate["lenpen"]) == page[model.of]
         assert model.generate["batch-size"] == 128
         assert set(load_dataset(model.dataset).languages) == set(model.of[-5:].split("-"))
@@ -65,7 +65,7 @@ def test_scores_are_judged_by_the_tolerance_and_one_that_fails_stops_no_other(tm
         }
 
     monkeypatch.setattr(pretrained, "_score", scored)
-    with pytest.raises(UserError, match=r"2 of 6 models are not within 0\.1 of the paper's figure: d, f; "):
+    with pytest.raises(UserError, match=r"2 of 6 models are not within 0\.1 of the paper's score: d, f; "):
         score(models, tmp_path)
     lines = capsys.readouterr().out.splitlines()[-11:]
     assert [re.split("  +", line)[3:] for line in lines[:6]] == [

@@ -48,7 +48,7 @@ class Place:
         (self.folder / "model.yaml").write_text(text)
 
     def train(self, *flags: str, **environment: str) -> str:
-        """Train, and return what is said."""
+        """Train, and return the printed text."""
         folders = [f"--data={self.data}", f"--out={self.out}"]
         with self.patch.context() as patch:
             for name, value in environment.items():
@@ -116,21 +116,23 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     place.fail("(?s)fairseq-train ended with status 1.*broken", BREAK_AT="3")
     last = place.out / "checkpoint_last.pt"
     last.write_bytes(last.read_bytes()[:100])  # as a kill during fairseq's copy leaves it
-    place.fail(r"checkpoint_last\.pt: not a readable .*cut short.* To go on: cp \S+checkpoint_1_2\.pt \S+_last\.pt")
+    place.fail(r"checkpoint_last\.pt: not a readable .*cut short.* To continue: cp \S+checkpoint_1_2\.pt \S+_last\.pt")
     last.unlink()  # fairseq would start anew over the others
-    place.fail(r"checkpoint_last\.pt: .*No such file.* To go on: cp \S+ \S+, or move \S+ away to train from the begin")
+    place.fail(
+        r"checkpoint_last\.pt: .*No such file.* To continue: cp \S+ \S+, or move \S+ away to train from the begin"
+    )
     shutil.copy(place.out / "checkpoint_1_2.pt", last)
-    said = place.train()
-    assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in said
+    output = place.train()
+    assert "update 3/4  loss 2.500  ppl 5.0  1,234 tokens/s" in output
     assert (place.facts["updates"], place.facts["parameters"], place.facts["backend"]) == (4, 1000, None)
     assert place.each_update_is_in_the_log()
-    given = json.loads(place.log.split("arguments: ")[1].splitlines()[0])
-    assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*given}
+    arguments = json.loads(place.log.split("arguments: ")[1].splitlines()[0])
+    assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*arguments}
 
 
 def test_a_training_that_validation_ends_is_complete_and_says_so(place):
-    said = place.train(FIRST="early stop since valid performance hasn't improved for last 3 runs", END_AT="2")
-    assert "ended at update 2 of 4: validation was no better 3 times in succession\n" in said
+    output = place.train(FIRST="early stop since valid performance hasn't improved for last 3 runs", END_AT="2")
+    assert "ended at update 2 of 4: validation did not improve 3 times in succession\n" in output
     assert place.facts["updates"] == 2
 
 
@@ -147,7 +149,7 @@ def test_a_log_without_a_checkpoint_starts_anew(place):
     assert place.count("num. shared model params") == 1
 
 
-REFUSED = r"other settings or data: change these back to go on, or .*\(mv \S+ \S+\.old\) to train anew"
+REFUSED = r"other settings or data: change these back to continue, or .*\(mv \S+ \S+\.old\) to train from the"
 
 
 def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
@@ -177,8 +179,8 @@ def test_a_higher_limit_goes_on(place):
     limit(2)
     place.train(END_AT="2")
     limit(4)
-    said = place.fail("broken", BREAK_AT="3")  # the facts of the shorter one are gone
-    assert "were made with max-update 2: going on" in said + place.train()
+    message = place.fail("broken", BREAK_AT="3")  # the facts of the shorter one are gone
+    assert "were made with max-update 2: continuing" in message + place.train()
     assert place.count("num. shared model params") == 3
     assert place.each_update_is_in_the_log()
     limit(3)
@@ -190,7 +192,7 @@ DIVERGED = r"diverged: the train_inner {} became {} at update 1; lower train\.lr
 
 
 @pytest.mark.parametrize(
-    ("environment", "said", "update"),
+    ("environment", "message", "update"),
     [
         ({"LOSS": "nan"}, DIVERGED.format("loss", "nan"), 1),
         ({"PPL": "inf"}, DIVERGED.format("perplexity", "inf"), 1),
@@ -198,8 +200,8 @@ DIVERGED = r"diverged: the train_inner {} became {} at update 1; lower train\.lr
           for words in ("Minimum loss scale reached", "gradients are Nan/Inf")),
     ],
 )  # fmt: skip
-def test_a_diverging_training_is_stopped(place, environment, said, update):
-    place.fail(said, **environment)
+def test_a_diverging_training_is_stopped(place, environment, message, update):
+    place.fail(message, **environment)
     assert json.loads((place.out / "diverged.json").read_text())["update"] == update
     if "WHY" in environment:
         place.train()  # a resumption that comes to its end
@@ -216,10 +218,10 @@ def test_what_concerns_a_person_is_shown_once(place):
     compiling = "lightconv_plugin: compiling its C++ into ~/.cache, once"
     lines = [f"{TOLD}{skipped}, first few sample ids=[{n}]" for n in (1, 2)] + 2 * [f"x.py:3: {slow}"] + [compiling]
     valid = 't t | INFO | valid | {"valid_loss": "3.5", "valid_ppl": "11.3", "valid_num_updates": "2"}'
-    said = place.train(FIRST="\n".join([*lines, valid])).splitlines()
-    shown = [line for line in said if any(word in line for word in ("skipped", "passed over", "compiling"))]
+    output = place.train(FIRST="\n".join([*lines, valid])).splitlines()
+    shown = [line for line in output if any(word in line for word in ("skipped", "passed over", "compiling"))]
     assert shown == [f"train: {skipped}", f"train: {slow}", f"train: {compiling}"]
-    assert "update 2: valid loss 3.500, perplexity 11.3" in said
+    assert "update 2: valid loss 3.500, perplexity 11.3" in output
 
 
 def by_hand(place: Place) -> None:
@@ -228,25 +230,25 @@ def by_hand(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda p: setattr(p, "data", p.data.rename(p.folder / "a:b")), "two paths"),
-        (lambda p: [each.unlink() for each in p.data.glob("dict*")], r"run python -m data_prep\.binarise first"),
+        (lambda p: [path.unlink() for path in p.data.glob("dict*")], r"run python -m data_prep\.binarise first"),
         (by_hand, "checkpoint_last.pt was not written by this command .* move the checkpoints away"),
     ],
 )
-def test_folders_that_cannot_be_trained_in_are_refused(place, spoil, said):
+def test_folders_that_cannot_be_trained_in_are_refused(place, spoil, message):
     spoil(place)
-    place.fail(said)
-    left = [path.read_text() for path in place.out.glob("*")] if place.out.exists() else []
-    assert left == (["by hand"] if spoil is by_hand else [])
+    place.fail(message)
+    contents = [path.read_text() for path in place.out.glob("*")] if place.out.exists() else []
+    assert contents == (["by hand"] if spoil is by_hand else [])
 
 
 def test_fp16_without_a_gpu_becomes_float32(place):
     place.config(CONFIG + "precision: fp16\n")
-    said = place.train()
-    assert "train: fp16 is for GPUs, and torch sees none: it is fp32" in said
-    assert "train: on 1 CPU process in fp32" in said
+    output = place.train()
+    assert "train: fp16 is for GPUs, and torch sees none: it is fp32" in output
+    assert "train: on 1 CPU process in fp32" in output
     assert place.facts["precision"] == "fp32"
     assert "--fp16" not in place.log
     assert "--cpu" in place.log
@@ -268,11 +270,11 @@ def test_fp16_without_a_gpu_becomes_float32(place):
     ],
 )
 def test_the_place_in_the_text_moves_with_what_a_step_takes(tmp_path, began, goes_on, batches):
-    assert checkpoints.go_on(tmp_path, *goes_on) is None  # there is nothing yet
+    assert checkpoints.adjust_position(tmp_path, *goes_on) is None  # there is nothing yet
     claim(tmp_path, "checkpoint*.pt")
     torch.save(checkpoint(30, *began), tmp_path / "checkpoint_last.pt")
-    said = checkpoints.go_on(tmp_path, *goes_on)
+    sentence = checkpoints.adjust_position(tmp_path, *goes_on)
     place = checkpoints.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]
     assert place == {"epoch": 3, "iterations_in_epoch": batches}
-    assert said == (None if batches == 30 else said)
-    assert checkpoints.go_on(tmp_path, *goes_on) is None  # once
+    assert (sentence is None) == (batches == 30)
+    assert checkpoints.adjust_position(tmp_path, *goes_on) is None  # once

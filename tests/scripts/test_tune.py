@@ -27,7 +27,7 @@ score: {metric: perplexity}
 
 
 @pytest.mark.parametrize(
-    ("perplexities", "last", "said"),
+    ("perplexities", "last", "message"),
     [
         ((9.0, 9.0, 8.0), 2, "the mean of the last 2, with perplexity 8.00 on the validation set; others: the check"),
         ((9.0, 8.0, 9.0), 1, "the last checkpoint (update 2), with perplexity 8.00 on the validation set; others: "),
@@ -41,7 +41,7 @@ score: {metric: perplexity}
     ],
 )
 def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
-    perplexities, last, said, tmp_path, monkeypatch, capsys
+    perplexities, last, message, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "checkpoints").mkdir()
     for number in (1, 2):
@@ -66,7 +66,7 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
     folders = [f"--{name}={tmp_path / name}" for name in ("checkpoints", "data", "out")]
 
     tune.main([str(tmp_path / "model.yaml"), *folders])
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     chosen = json.loads((tmp_path / "out" / "tune.json").read_text())
     assert (chosen["chosen"], chosen["score"]) == ({"last": last}, min(perplexities))
     delivered = load(tmp_path / "out" / "model.pt")
@@ -79,11 +79,13 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
 
 def test_the_search_of_the_first_of_equal_translations_is_kept():
     config = Config(Path("m.yaml"), "m", "toy", [1], tune={"beam": [1, 2, 3], "lenpen": [0.5, 1.0]})
-    found = [{"hypotheses": [], "lines": {"reference.tok": [name]}} for name in "abc"]
-    sweep: Any = SimpleNamespace(config=config, search=lambda candidate: found[candidate["beam"] - 1])
-    tried, kept = tune.tune_generation(sweep, lambda _, references: {"a": 20.0, "b": 21.0, "c": 21.0}[references[0]])
-    assert kept is found[1]
-    assert max(tried, key=lambda one: one[1])[0] == {"beam": 2, "lenpen": 0.5}
+    searches = [{"hypotheses": [], "lines": {"reference.tok": [name]}} for name in "abc"]
+    sweep: Any = SimpleNamespace(config=config, search=lambda candidate: searches[candidate["beam"] - 1])
+    trials, best_search = tune.tune_generation(
+        sweep, lambda _, references: {"a": 20.0, "b": 21.0, "c": 21.0}[references[0]]
+    )
+    assert best_search is searches[1]
+    assert max(trials, key=lambda trial: trial[1])[0] == {"beam": 2, "lenpen": 0.5}
 
 
 def test_a_language_model_is_evaluated_on_what_it_was_trained_on_and_to_the_last_sentence():
