@@ -1,9 +1,9 @@
 """The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``.
 
-A new one needs its name there, a case in ``build_mixer`` and, if it has no kernel, its name in
-``resolve.WITHOUT_KERNEL``. Its state while decoding: see ``modules.window.StepByStep``.
-``tests/modules/test_mixers.py`` tries every name: it looks back alone in a decoder, steps as it runs whole, and ignores
-padding.
+A new mixer needs a name there, a case in ``build_mixer`` and, if it has no kernel, its name in
+``resolve.WITHOUT_KERNEL``. ``modules.window.StepByStep`` describes its state in decoding.
+``tests/modules/test_mixers.py`` tests every name: in a decoder it must be causal, steps must give the results of the
+whole sequence, and padding must be ignored.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from lightconv_plugin.modules import (
 
 
 def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
+    """Return the mixer of one block of the "encoder" or "decoder"; ``cfg`` is the result of ``resolve``."""
     stack, causal = getattr(cfg, side), side == "decoder"
     match stack.conv_type:
         case "lightweight":
