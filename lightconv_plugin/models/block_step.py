@@ -1,7 +1,7 @@
-"""A step of a decoder's block in one operator, where its parts are those that the native library knows.
+"""A step of a decoder's block in one operator, if the native library supports all of the block's submodules.
 
-What lies between a block's matrix products would otherwise take longer than they do, with a few hypotheses; and with
-many too, where weights are packed.
+With few hypotheses, or with packed weights, the operations between a block's matrix products would otherwise take
+longer than the products.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from lightconv_plugin.ops.torch_private import children_of, parameters_of
 
 Kinds = dict[str, tuple[type[nn.Module], ...]]
 
-# The parts that the operator does: the classes that they may have, by the last part of the name. The block's own
-# residual connections and feed-forward network come to them.
+# The submodules that the operator supports: the last part of a submodule's name, and the classes that it may have.
+# ``layers.KINDS`` adds the block's residual connections and feed-forward network.
 PARTS: Kinds = {
     "mixer": (ConvModule,),
     "conv": (LightweightConv, DynamicConv),
@@ -31,7 +31,7 @@ RESIDUALS = ("mixer_residual", "encoder_attn_residual", "ffn_residual")
 
 
 def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
-    """Return True if one operator can do a step (1, N, C) of a ``DecoderBlock``. Slow: it walks through all modules."""
+    """Return True if one operator computes a step (1, N, C) of a ``DecoderBlock``. Slow: it visits all submodules."""
     parts = dict(block.named_modules())
     del parts[""]  # the block itself, which is called
     for name, part in parts.items():
@@ -52,14 +52,14 @@ def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
     ):
         return False
     has_all = all(weight is not None for weight in weights_of(block))
-    # one row here: rows come and go, and each step asks for its own
+    # asked for one row only: the number of rows changes between steps, and each step checks its own
     return has_all and ops.takes("decoder_block", x[:, :1], *block.parameters())
 
 
 def weights_of(block: Any) -> ops.BlockWeights:
-    """Return the block's weights as they are now; of a linear layer the packed one, where it has one.
+    """Return the block's present weights; for a linear layer with a packed weight, the packed weight.
 
-    By name in the modules' dictionaries: as attributes they would take longer to find than some products to compute.
+    They are looked up in the modules' dictionaries: attribute access would take longer than some of the products.
     """
     parts: Any = children_of(block)
     mixer, attention, ffn = (children_of(parts[name]) for name in ("mixer", "encoder_attn", "ffn"))

@@ -1,7 +1,7 @@
-"""The options of the models, as flags or YAML. How they are completed and checked is in ``resolve``.
+"""The options of the models, as flags or YAML. ``resolve`` completes and checks them.
 
-An option that an architecture may set is None until then, so that it can be seen whether the user gave it. Names that
-mean the same as in fairseq's own lightconv are the same.
+An option that an architecture may set is None by default, which means that the user has not set it. Options with the
+same meaning as in fairseq's own lightconv have the same names.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from omegaconf import II
 from lightconv_plugin.modules.conv import DROPCONNECT_PER
 from lightconv_plugin.ops import CHOICES, NORMALIZATIONS
 
-# What mixes the positions of a block, and the rows of the paper's tables that it serves.
+# The mixers of positions, with a description of each for --help.
 CONV_TYPES = {
     "lightweight": "LightConv; with --*-conv-heads = channels and --weight-softmax 0 a depthwise convolution",
     "dynamic": "DynamicConv",
@@ -24,7 +24,7 @@ CONV_TYPES = {
     "average": "averaged attention (Zhang et al., 2018; Table 3, AAN)",
 }
 ConvType = ChoiceEnum(list(CONV_TYPES))
-_CONV_TYPE_HELP = "the mixer of its blocks: " + "; ".join(f"{name}: {what}" for name, what in CONV_TYPES.items())
+_CONV_TYPE_HELP = "the mixer of its blocks: " + "; ".join(f"{name}: {text}" for name, text in CONV_TYPES.items())
 
 
 def _option(help: str, default: Any = None, alias: Optional[str] = None) -> Any:

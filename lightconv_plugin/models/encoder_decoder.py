@@ -1,7 +1,7 @@
-"""``pla_lightconv``: the encoder-decoder of section 5.1, LightConv or DynamicConv on either side.
+"""``pla_lightconv``: the encoder-decoder of section 5.1, with LightConv or DynamicConv in encoder and decoder.
 
-Embeddings, positions, the output layer and the walk through the blocks are those of fairseq's Transformer, as in the
-paper, which only replaced self-attention.
+Everything outside of the blocks (embeddings, positions, output layer) is fairseq's Transformer, as in the paper, which
+only replaced self-attention.
 """
 
 from typing import Any
@@ -42,16 +42,16 @@ class LightConvEncoder(TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Any]]:
-        """As fairseq's, which asks the device at every block if there is padding: here the blocks always mask it.
+        """Encode the source. Unlike fairseq's method, which waits for the device in every block, always mask padding.
 
         Args:
             src_tokens: (B, S).
-            src_lengths: not read: the tokens tell what is padding.
-            return_all_hiddens: return what each block gives.
-            token_embeddings: (B, S, C), if they are not to be looked up.
+            src_lengths: ignored: padding is found from the tokens.
+            return_all_hiddens: also return the output of each block.
+            token_embeddings: (B, S, C), to be used in place of the tokens' embeddings.
 
         Returns:
-            fairseq's dictionary: encoder_out (S, B, C), its padding mask (B, S), and what else there is.
+            fairseq's dictionary, with encoder_out (S, B, C) and its padding mask (B, S).
         """
         padding = src_tokens.eq(self.padding_idx)
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
@@ -94,31 +94,31 @@ class LightConvDecoder(TransformerDecoderBase):
         return checkpoint_wrapper(block) if cfg.checkpoint_activations else block
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """(B, T, C) to logits (B, T, V); with an adaptive softmax, which does it itself, unchanged."""
+        """Return the logits (B, T, V) of features (B, T, C), or, for an adaptive softmax, the features themselves."""
         if self.adaptive_softmax is not None:
             return features
         return apply_linear(self.output_projection, features)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor | None:
-        """No mask: the mixers are causal. Spares a (T, T) matrix in every forward pass."""
+        """Return no mask, since the mixers are causal. This saves a (T, T) matrix in every forward pass."""
         return None
 
-    # ---- for searches, which take a step at a time ----
+    # ---- for searches, which decode step by step ----
 
     @property
     def stateful(self) -> list[Any]:
-        """The modules in it that keep something from step to step."""
+        """The decoder's modules that have an entry in the incremental state."""
         parts = dict.fromkeys(modules_of(self)[1:])
         return [part for part in parts if hasattr(type(part), "reorder_incremental_state")]
 
     def reserve_positions(self, count: int) -> None:
-        """Have embeddings for so many positions; learned ones are as many as they are."""
+        """Compute sinusoidal embeddings of ``count`` positions. The number of learned embeddings does not change."""
         if isinstance(self.embed_positions, SinusoidalPositionalEmbedding):
             tokens = self.embed_positions.weights.new_zeros(1, count, dtype=torch.long)
             self.embed_positions(tokens, incremental_state={})
 
     def read_source(self, encoder_out: dict[str, list[Tensor]], incremental_state: IncrementalState, rows: int) -> None:
-        """Keep in the state what the steps of ``rows`` hypotheses need of the source, as many for each sentence."""
+        """Store the source's keys and values in the state, for ``rows`` hypotheses, equally many for each sentence."""
         (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
         numbers = torch.arange(len(padding), device=padding.device).unsqueeze(1).repeat(1, rows // len(padding))
         for module in self.stateful:
@@ -135,24 +135,24 @@ class LightConvDecoder(TransformerDecoderBase):
         return x if self.layernorm_embedding is None else self.layernorm_embedding(x)
 
     def step(self, newest: Tensor, position: Tensor, incremental_state: IncrementalState) -> Tensor:
-        """Take a step of which every number is a tensor, so that a captured graph of it serves all steps.
+        """Decode one step. All numbers that change between steps are tensors, so one captured graph serves all steps.
 
-        It may be one of several tokens, such as a prompt, or a draft that is to be judged: the products with weights
-        are then computed for all of them at once.
+        A step may have several tokens, such as a prompt, or a draft to be verified. Their products with weights are
+        computed together.
 
         Args:
-            newest: (N,), each hypothesis' last token, or (N, T), its last T.
-            position: (1,), of the first of those tokens, counted from 0.
-            incremental_state: as ``read_source`` or the step before left it; empty for a language model's first step.
-                A copy of it (``copy.deepcopy``) leads back to before the step.
+            newest: (N,), each hypothesis' last token, or (N, T), its last T tokens.
+            position: (1,), position of the first of those tokens, counted from 0.
+            incremental_state: the state after ``read_source`` or the previous step; empty for a language model's first
+                step. The step changes it: copy it first (``copy.deepcopy``) to return to it.
 
         Returns:
-            logits (N, V), or (N, T, V), those of ``forward``.
+            The logits (N, V), or (N, T, V), as ``forward`` computes them.
         """
         tokens = newest.unsqueeze(1) if newest.ndim == 1 else newest
         positions: Tensor | None = None
         if self.embed_positions is not None:
-            table = getattr(self.embed_positions, "weights", None)  # of sines; learned ones are its weight
+            table = getattr(self.embed_positions, "weights", None)  # sinusoids; learned embeddings are in ``weight``
             table = self.embed_positions.weight if table is None else table
             if newest.ndim == 2:
                 position = position + torch.arange(newest.shape[1], device=position.device)
@@ -169,7 +169,7 @@ class LightConvDecoder(TransformerDecoderBase):
         return logits.squeeze(1) if newest.ndim == 1 else logits
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues hypothesis new_order[b]."""
+        """Reorder the beams: hypothesis b gets the history of hypothesis new_order[b]."""
         for module in self.stateful:
             module.reorder_incremental_state(incremental_state, new_order)
 

@@ -20,7 +20,7 @@ _OPTION = {SUBWORD_NMT: "bpe_codes", "fastbpe": "bpe_codes", SENTENCEPIECE: "sen
 
 
 class TrainedModel(GeneratorHubInterface):
-    """A trained model in a program: fairseq's interface, with types. ``models`` has the model itself."""
+    """A trained model for use in a program: fairseq's interface, with types. The attribute ``models`` has the model."""
 
     @overload
     def translate(self, sentences: str, beam: int = 5, verbose: bool = False, **options: Any) -> str: ...
@@ -29,13 +29,13 @@ class TrainedModel(GeneratorHubInterface):
     def translate(
         self, sentences: str | list[str], beam: int = 5, verbose: bool = False, **options: Any
     ) -> str | list[str]:
-        """Translate a sentence, or several at once; a language model continues each.
+        """Translate one sentence or a list of sentences; a language model continues them.
 
         Args:
-            sentences: plain text, or what ``from_pretrained`` says.
-            beam: hypotheses that the search keeps for each sentence.
+            sentences: text in the form that ``from_pretrained`` describes.
+            beam: number of hypotheses per sentence in the search.
             verbose: log hypotheses and their scores.
-            options: fairseq's of generation, such as ``lenpen=0.6``.
+            options: fairseq's options of generation, such as ``lenpen=0.6``.
 
         Returns:
             The best hypothesis, or a list of them.
@@ -49,7 +49,7 @@ class TrainedModel(GeneratorHubInterface):
     def sample(
         self, sentences: str | list[str], beam: int = 1, verbose: bool = False, **options: Any
     ) -> str | list[str]:
-        """As ``translate``, with another default; ``sampling=True`` draws words by their probabilities."""
+        """Translate, by default without a beam. ``sampling=True`` draws words by their probabilities."""
         texts: str | list[str] = super().sample(sentences, beam, verbose, **options)
         return texts
 

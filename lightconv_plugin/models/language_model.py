@@ -1,4 +1,4 @@
-"""``pla_lightconv_lm``: the decoder alone as a language model (section 5.3), with adaptive input and softmax."""
+"""``pla_lightconv_lm``: the decoder as a language model (section 5.3), with adaptive input and softmax."""
 
 from typing import Any
 
@@ -15,10 +15,11 @@ from lightconv_plugin.models.resolve import BASE_DECODER, check_bands, fill, res
 
 
 def resolve_language_model(cfg: Any) -> TransformerConfig:
-    """Complete and check the options; returns the form that fairseq's decoder takes.
+    """Complete and check the options. Return them in the form that fairseq's decoder expects.
 
     Raises:
-        ValueError: an adaptive input and softmax, or output layer, that cannot share weights; and see ``resolve``.
+        ValueError: an adaptive input that cannot share weights with the adaptive softmax or the output layer, or an
+            option that ``resolve`` rejects.
     """
     args = to_namespace(cfg, LightConvLanguageModelConfig)
     fill(args, {**BASE_DECODER, "decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048, "tokens_per_sample": 1024})
@@ -26,13 +27,13 @@ def resolve_language_model(cfg: Any) -> TransformerConfig:
     resolve_common(args)
     resolve_side(args, "decoder")
     if args.tie_adaptive_weights:
-        own = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
-        softmax = (args.adaptive_softmax_cutoff, args.adaptive_softmax_factor, args.decoder_output_dim)
-        if not args.adaptive_input or own != softmax:
+        of_input = (args.adaptive_input_cutoff, args.adaptive_input_factor, args.decoder_input_dim)
+        of_softmax = (args.adaptive_softmax_cutoff, args.adaptive_softmax_factor, args.decoder_output_dim)
+        if not args.adaptive_input or of_input != of_softmax:
             raise ValueError(
                 "--tie-adaptive-weights needs --adaptive-input with the cut-offs, factor and width of the adaptive "
-                f"softmax; got {own if args.adaptive_input else 'no adaptive input'} and {softmax}. Make them equal, "
-                "or give --no-tie-adaptive-weights"
+                f"softmax; got {of_input if args.adaptive_input else 'no adaptive input'} and {of_softmax}. Make them "
+                "equal, or give --no-tie-adaptive-weights"
             )
     if args.adaptive_input and args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff:
         raise ValueError(
@@ -63,30 +64,31 @@ class LightConvLanguageModel(PluginModel, FairseqLanguageModel):
 class AdaptiveEmbedding(AdaptiveInput):
     """fairseq's adaptive input (Baevski and Auli, 2019), without waiting for a GPU to count the words of a band.
 
-    On a CPU, where nothing is waited for, fairseq's own looks up each word in its own band alone; not in a graph that
-    torch.compile makes, which cannot count them.
+    On a CPU, which needs no wait, fairseq's implementation looks up each word in its own band only. A graph of
+    torch.compile cannot count words, so there ``masked`` runs too.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Words (B, T) to embeddings (B, T, C)."""
+        """Return the embeddings (B, T, C) of words (B, T)."""
         if input.device.type == "cpu" and not torch.compiler.is_compiling():
             return super().forward(input)
         return self.masked(input)
 
     def masked(self, input: Tensor) -> Tensor:
-        """Look up every word in every band, and mask what is not its own: at most a third more work for factor 4."""
+        """Look up every word in every band, and mask the other bands: at most a third more work with factor 4."""
         result: Tensor | float = 0.0
         for start, end, band in zip([0, *self.cutoff], self.cutoff, self.embeddings, strict=False):
-            own = (input >= start) & (input < end)
-            # any word of the band serves for the others, and different ones keep the gradient's sums short
+            in_band = (input >= start) & (input < end)
+            # Words of other bands look up some word of this band, to be masked. The modulus spreads these look-ups over
+            # the band, which keeps the sums of the gradient short.
             embedded = band((input - start) % (end - start))
-            result = result + embedded.masked_fill(~own.unsqueeze(-1), 0)
+            result = result + embedded.masked_fill(~in_band.unsqueeze(-1), 0)
         assert isinstance(result, Tensor)
         return result
 
 
 def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
-    """Token embeddings, of a width that falls with the words' frequency where asked for."""
+    """Return the token embeddings: adaptive ones, narrower for rarer words, with ``adaptive_input``."""
     vocab_size = len(dictionary)
     if cfg.adaptive_input:
         width, factor = cfg.decoder.input_dim, cfg.adaptive_input_factor

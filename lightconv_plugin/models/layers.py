@@ -20,7 +20,7 @@ from lightconv_plugin.modules.window import OwnEntry
 class Residual(nn.Module):
     """x + dropout(sublayer(x)), with a layer norm after the sum, or before the sublayer.
 
-    A block reads ``x = residual(x, sublayer(residual.before(x)))``.
+    A block computes ``x = residual(x, sublayer(residual.sublayer_input(x)))``.
     """
 
     def __init__(self, stack: Any, dropout: float) -> None:
@@ -29,12 +29,12 @@ class Residual(nn.Module):
         self.dropout = Dropout(dropout, self)
         self.normalize_before: bool = stack.normalize_before
 
-    def before(self, x: Tensor) -> Tensor:
-        """The input of the sublayer, (T, B, C)."""
+    def sublayer_input(self, x: Tensor) -> Tensor:
+        """Return the input of the sublayer, (T, B, C)."""
         return self.layer_norm(x) if self.normalize_before else x
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        """x and the output of the sublayer, (T, B, C), to (T, B, C)."""
+        """Add the sublayer's output to x, both (T, B, C); return (T, B, C)."""
         norm = self.layer_norm
         if self.normalize_before:
             return x + self.dropout(out)
@@ -44,9 +44,14 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, Linear at each position; ``activation`` is one of fairseq's names.
+    """Linear, activation, Linear at each position.
 
-    ``init``: "xavier", as everywhere in these models, or "pytorch".
+    Args:
+        dim: width of the input and the output.
+        hidden: width between the two linear layers.
+        dropout: probability of dropout after the activation.
+        activation: fairseq's name of an activation function.
+        init: initialisation of the weights: "xavier", as in the other layers, or "pytorch".
     """
 
     def __init__(
@@ -93,11 +98,11 @@ class EncoderBlock(Block):
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None = None) -> Tensor:
         """x: (T, B, C) and its padding mask (B, T) give (T, B, C)."""
-        x = self.mixer_residual(x, self.mixer(self.mixer_residual.before(x), encoder_padding_mask))
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.before(x)))
+        x = self.mixer_residual(x, self.mixer(self.mixer_residual.sublayer_input(x), encoder_padding_mask))
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.sublayer_input(x)))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Nothing to upgrade; fairseq's encoder asks every layer."""
+        """Do nothing: there is nothing to upgrade. fairseq's encoder calls this for every layer."""
 
 
 class DecoderBlock(OwnEntry, Block):
@@ -106,7 +111,7 @@ class DecoderBlock(OwnEntry, Block):
     def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, "decoder", kernel_size)
         stack = cfg.decoder
-        self.need_attn = True  # until generation says that nobody will look at it
+        self.need_attn = True  # generation sets it to False if it needs no alignments
         self.encoder_attn: Any = None
         if not no_encoder_attn:
             self.encoder_attn = SourceAttention(
@@ -128,26 +133,32 @@ class DecoderBlock(OwnEntry, Block):
         need_head_weights: bool = False,
         **_masks: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """One block, called as fairseq's decoder calls its layers.
+        """Compute the block. The arguments and results are those of fairseq's decoder layers.
 
         Args:
             x: (T, B, C); with a state, the newest positions.
-            encoder_out: (S, B, C_enc), its padding mask (B, S).
-            _masks: of the future and of padding: a causal mixer needs none, since target padding follows the sentence.
+            encoder_out: (S, B, C_enc).
+            encoder_padding_mask: (B, S).
+            incremental_state: a decoder's state, see ``modules.window``.
+            need_attn: also return the weights of the attention to the source.
+            need_head_weights: return them for each head.
+            _masks: masks of the future and of padding. They are ignored: the mixer is causal, and target padding
+                follows the sentence.
 
         Returns:
-            (T, B, C); the attention's weights, (H, B, T, S) with need_head_weights, if asked for; None.
+            (T, B, C); the attention's weights, (B, T, S) or (H, B, T, S), or None; None.
         """
         need_attn, need_head_weights = need_attn and self.need_attn, need_head_weights and self.need_attn
         if incremental_state is not None:
             stepped = block_step.step(self, KINDS, x, incremental_state, need_attn or need_head_weights)
-            if stepped is not None:  # by one operator
+            if stepped is not None:  # one operator has computed the whole block
                 return stepped, None, None
-        x = self.mixer_residual(x, self.mixer(self.mixer_residual.before(x), incremental_state=incremental_state))
+        mixer_input = self.mixer_residual.sublayer_input(x)
+        x = self.mixer_residual(x, self.mixer(mixer_input, incremental_state=incremental_state))
         attn = None
         if self.encoder_attn is not None:
             out, attn = self.encoder_attn(
-                query=self.encoder_attn_residual.before(x),
+                query=self.encoder_attn_residual.sublayer_input(x),
                 key=encoder_out,
                 value=encoder_out,
                 key_padding_mask=encoder_padding_mask,
@@ -157,8 +168,8 @@ class DecoderBlock(OwnEntry, Block):
                 need_head_weights=need_head_weights,
             )
             x = self.encoder_attn_residual(x, out)
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.before(x))), attn, None
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.sublayer_input(x))), attn, None
 
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
-        """fairseq's call before generation: whether alignments will be asked for."""
+        """Set up the return of alignments; fairseq calls this before generation."""
         self.need_attn = bool(need_attn)

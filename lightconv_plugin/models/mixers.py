@@ -1,8 +1,8 @@
 """The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``.
 
-``CONTRIBUTING.md`` lists all places of a new one. Its state while decoding: see ``modules.window.StepByStep``.
-``tests/modules/test_mixers.py`` tries every name: it looks back alone in a decoder, steps as it runs whole, and ignores
-padding.
+``CONTRIBUTING.md`` lists all places of a new mixer. ``modules.window.StepByStep`` describes its state in decoding.
+``tests/modules/test_mixers.py`` tests every name: in a decoder it must be causal, steps must give the results of the
+whole sequence, and padding must be ignored.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from lightconv_plugin.modules import (
 
 
 def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
-    """The module that mixes positions in one block of the "encoder" or "decoder"; ``cfg`` as ``resolve`` gives it."""
+    """Return the mixer of one block of the "encoder" or "decoder"; ``cfg`` is the result of ``resolve``."""
     stack, causal = getattr(cfg, side), side == "decoder"
     match stack.conv_type:
         case "lightweight":

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lightconv_plugin.models.config import LightConvConfig
 
-# What an option is when neither the user nor the architecture says.
+# The values of options that neither the user nor the architecture sets.
 BASE_DECODER: dict[str, Any] = {
     "dropout": 0.1,
     "attention_dropout": 0.0,
@@ -43,9 +43,9 @@ BASE: dict[str, Any] = {
     "share_all_embeddings": False,
 }
 
-# fairseq's flags for these take a value (--encoder-glu 0), where a dataclass alone would make switches of them
+# fairseq's flags for these options take a value (--encoder-glu 0); from a dataclass alone they would be switches
 VALUED_BOOLS = ("encoder_glu", "decoder_glu", "weight_softmax")
-# these mix all positions they may see, whatever the kernel list says
+# mixers over all visible positions, which ignore the list of kernel widths
 WITHOUT_KERNEL = ("attention", "average")
 PROBABILITIES = (
     *("dropout", "attention_dropout", "relu_dropout", "input_dropout", "weight_dropout", "adaptive_softmax_dropout"),
@@ -54,7 +54,7 @@ PROBABILITIES = (
 
 
 def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
-    """Add a config's options as flags. None has a default: what is not given stays absent, for the architecture."""
+    """Add a config's options as flags, without defaults, so that the architecture can set what the user has not."""
     for option in fields(config):
         flag, help = option.name.replace("_", "-"), option.metadata.get("help")
         if option.name in VALUED_BOOLS:
@@ -69,26 +69,26 @@ def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
 
 
 def fill(args: Any, values: Mapping[str, Any]) -> None:
-    """Give ``args`` (flags or a YAML section) each value that the user has not."""
+    """Set each of ``values`` in ``args`` (flags or a YAML section) that is not set yet."""
     for name, value in values.items():
         if utils.safe_getattr(args, name, None) is None:
             setattr(args, name, value)
 
 
 def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> Namespace:
-    """A flat copy of ``cfg`` (namespace or YAML section), with the dataclass' defaults for what is absent."""
+    """Return a flat copy of ``cfg`` (namespace or YAML section), with the dataclass' defaults for absent options."""
     values = {f.name: f.default for f in fields(config) if not f.name.startswith("_")}
-    given: Any = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else vars(cfg)
-    values.update({k: v for k, v in given.items() if v is not None or k not in values})
-    # None for an interpolation that nobody resolved
+    options: Any = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else vars(cfg)
+    values.update({k: v for k, v in options.items() if v is not None or k not in values})
+    # None for an interpolation that was not resolved
     return Namespace(**{k: None if isinstance(v, str) and v.startswith("${") else v for k, v in values.items()})
 
 
 def resolve(cfg: Any) -> TransformerConfig:
-    """Complete and check the encoder-decoder's options; returns the form that fairseq's encoder and decoder take.
+    """Complete and check the encoder-decoder's options. Return them in the form that fairseq's models expect.
 
     Raises:
-        ValueError: options that contradict each other, or that nothing can be made of; it names their flags.
+        ValueError: options that contradict each other or are invalid. The message names their flags.
     """
     args = to_namespace(cfg, LightConvConfig)
     fill(args, {**BASE, "max_source_positions": 1024, "max_target_positions": 1024})
@@ -100,7 +100,7 @@ def resolve(cfg: Any) -> TransformerConfig:
 
 
 def resolve_common(args: Namespace) -> None:
-    """Complete in place what the kinds of model share.
+    """Complete, in place, the options that all kinds of model share.
 
     Raises:
         ValueError: a probability outside [0, 1], or embeddings and an output layer that cannot be one matrix.
@@ -108,7 +108,7 @@ def resolve_common(args: Namespace) -> None:
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
     fill(args, {"weight_normalization": "softmax" if args.weight_softmax else "none"})
-    # an empty list takes an architecture's back
+    # an empty list overrides the architecture's list
     args.adaptive_softmax_cutoff = utils.eval_str_list(args.adaptive_softmax_cutoff or None, type=int)
     for name in PROBABILITIES:
         if not 0 <= getattr(args, name, 0.0) <= 1:
@@ -129,7 +129,7 @@ def resolve_side(args: Namespace, side: str, *, attends: bool = False) -> None:
         attends: its blocks have attention to the source.
 
     Raises:
-        ValueError: another number of kernel widths than of layers, or sizes that nothing can be made of.
+        ValueError: the numbers of kernel widths and of layers differ, or a size is invalid.
     """
     embed_dim, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     fill(args, {f"{side}_conv_dim": embed_dim, f"{side}_conv_heads": heads})
@@ -152,9 +152,9 @@ def _flag(name: str) -> str:
 
 
 def _check_sizes(args: Namespace, side: str, *, attends: bool) -> None:
-    """Refuse sizes below 1, heads that do not divide what they share, and kernels without a middle.
+    """Check that sizes are at least 1, that heads divide the widths they split, and that encoder kernels are odd.
 
-    Sizes that the stack's mixer has no use for are left alone.
+    Sizes that the stack's mixer does not use are not checked.
     """
     kind, widths = getattr(args, f"{side}_conv_type"), ["embed_dim", "ffn_embed_dim"]
     divisors: list[tuple[str, str, str]] = []  # heads, what they share, and where both come from by default
@@ -185,15 +185,18 @@ def _check_sizes(args: Namespace, side: str, *, attends: bool) -> None:
 
 
 def check_bands(layer: str, cutoffs: Sequence[int], types: int, *, width: int, factor: float) -> None:
-    """Refuse bands of an adaptive layer, "input" or "softmax", that nothing can be made of.
+    """Check the bands of an adaptive layer.
 
     Args:
-        cutoffs: where the bands of a dictionary of ``types`` entries end, but for the last.
-        width: that of the first band; each other is ``factor`` times narrower than the one before.
+        layer: "input" or "softmax".
+        cutoffs: the ends of the bands, except for the last band, which ends with the dictionary.
+        types: number of entries in the dictionary.
+        width: width of the first band.
+        factor: each further band is this many times narrower than the previous one.
 
     Raises:
-        ValueError: there are none, they do not rise from above 0, they end beyond the dictionary, or the last one would
-            have no width.
+        ValueError: there are no cut-offs, they do not rise from 1 to at most ``types``, or the last band would have no
+            width.
     """
     name = f"adaptive-{layer}-cutoff"
     if not cutoffs or [0, *cutoffs] != sorted({0, *cutoffs}) or cutoffs[-1] > types:

@@ -15,9 +15,9 @@ from lightconv_plugin.modules.window import OwnEntry
 class SourceAttention(OwnEntry, MultiheadAttention):
     """fairseq's source-target attention: the same parameters, the same results.
 
-    In incremental decoding the keys and values of a sentence are computed once and stay where they are, for all of its
-    hypotheses. Beam search re-orders only the number of the sentence that each hypothesis belongs to. The source may be
-    given once for each hypothesis, or once for each sentence where its hypotheses, equally many, follow each other.
+    In incremental decoding the keys and values of a sentence are computed once, for all of its hypotheses, and are not
+    copied. Beam search only reorders each hypothesis' sentence index. The source has one row per hypothesis, or one
+    row per sentence if all sentences have the same number of hypotheses, in consecutive rows.
     """
 
     def __init__(self, embed_dim: int, heads: int, *, source_dim: int, dropout: float = 0.0) -> None:
@@ -37,15 +37,18 @@ class SourceAttention(OwnEntry, MultiheadAttention):
         static_kv: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As fairseq's.
+        """Attend to the source, with the arguments of fairseq's class.
 
         Args:
             query: (T, B, C); with a state, of the newest positions.
-            key: the source (S, B, C_source), or (S, B / beam, C_source) with a state; after its first step not read.
+            key: the source (S, B, C_source), or (S, B / beam, C_source) with a state, which needs it in the first step
+                only.
             value: the source again.
             key_padding_mask: (B, S), or (B / beam, S) with a state.
-            need_weights, need_head_weights: return the weights, the mean over heads (B, T, S), or (H, B, T, S).
-            static_kv: taken for granted: the source does not change from step to step.
+            incremental_state: a decoder's state, see ``modules.window``.
+            need_weights: also return the weights, their mean over heads (B, T, S).
+            need_head_weights: return the weights of each head, (H, B, T, S).
+            static_kv: ignored. The source is never expected to change from step to step.
         """
         need_weights = need_weights or need_head_weights
         if incremental_state is None:
@@ -102,21 +105,21 @@ class SourceAttention(OwnEntry, MultiheadAttention):
     def read(
         self, source: Tensor, padding: Tensor | None, sentence: Tensor, incremental_state: IncrementalState
     ) -> dict[str, Tensor | None]:
-        """Keep in the state what steps need of the source (S, sentences, C), and each hypothesis' sentence (N,).
+        """Store the keys and values of the source (S, sentences, C), and each hypothesis' sentence (N,), in the state.
 
-        The layers are called with the source as in training, positions first, so that hooks see one layout.
+        The linear layers get the source in the layout of training (positions first), so that hooks see one layout.
         """
-        kept = {
+        entry = {
             "keys": apply_linear(self.k_proj, source).transpose(0, 1).contiguous(),
             "values": apply_linear(self.v_proj, source).transpose(0, 1).contiguous(),
             "padding": None if padding is None else padding.bool().contiguous(),
             "sentence": sentence,
         }
-        self.set_incremental_state(incremental_state, kept)
-        return kept
+        self.set_incremental_state(incremental_state, entry)
+        return entry
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
-        """Hypothesis b continues hypothesis new_order[b], of the same sentence or not."""
+        """Reorder the beams: hypothesis b gets the sentence of hypothesis new_order[b]."""
         source = self.get_incremental_state(incremental_state)
         if source is not None:
             reordered = {**source, "sentence": source["sentence"].index_select(0, new_order)}

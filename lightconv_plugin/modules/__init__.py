@@ -1,4 +1,4 @@
-"""Layers with parameters and state, for any model. Imports torch alone. One class an operator, whatever the backend."""
+"""Layers with parameters and state, for any model. Imports only torch. Each operator has one class for all backends."""
 
 from lightconv_plugin.modules.average_attention import AverageAttention
 from lightconv_plugin.modules.conv import DynamicConv, LightweightConv

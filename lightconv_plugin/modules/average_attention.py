@@ -14,21 +14,22 @@ from lightconv_plugin.ops.state import check_held
 
 
 class AverageAttention(StepByStep):
-    """The mean of what a position may see, through a feed-forward network, gated with the position itself.
+    """Mean of the visible positions, passed through a feed-forward network and combined with the input by gates.
 
     g_j = FFN(mean of y_k), i and f = sigmoid(W [y_j; g_j]), h_j = i * y_j + f * g_j: C * (2 * hidden + 4 * C) weights.
-    The mean runs over the positions up to j in a decoder, and over the whole sentence otherwise: the source paper
-    only has the former, the rows of Table 3 need both.
+    The mean is over the positions up to j if causal, otherwise over the whole sentence. Zhang et al. only have the
+    causal form; the rows of Table 3 need both.
 
     Args:
         embed_dim: C.
-        hidden: width of the feed-forward network; Table 3's parameter counts imply that of the block's own.
-        causal: average over the past alone.
-        dropout: after the ReLU.
+        hidden: width of the feed-forward network. Table 3's parameter counts imply that it is the width of the block's
+            feed-forward network.
+        causal: average over the positions up to the present one only.
+        dropout: probability of dropout after the ReLU.
 
     Raises:
         ValueError: a dropout outside [0, 1].
-        TypeError: a number that is none, or not whole.
+        TypeError: a size that is not a whole number, or a dropout that is not a number.
     """
 
     def __init__(self, embed_dim: int, hidden: int, *, causal: bool, dropout: float = 0.0) -> None:
@@ -68,7 +69,7 @@ class AverageAttention(StepByStep):
         ) -> Tensor: ...
 
     def _mean(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-        # sums in float32 at least: thousands of half-precision terms would lose the later ones
+        # at least float32: in a sum of thousands of 16-bit numbers the later terms would be lost
         wide = x if x.dtype == torch.float64 else x.float()
         real = torch.ones_like(wide[:, :, :1])
         if padding_mask is not None:
@@ -81,7 +82,7 @@ class AverageAttention(StepByStep):
         return (total / count.clamp(min=1)).to(x.dtype).expand_as(x)
 
     def _step(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
-        """One position in constant time: the sum so far and how many it holds."""
+        """Compute one position in constant time, from the sum of the inputs so far and their number."""
         saved = self.get_incremental_state(incremental_state)
         total = x if x.dtype == torch.float64 else x.float()
         count = torch.ones_like(total[:, :, :1])

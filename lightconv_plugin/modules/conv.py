@@ -1,4 +1,4 @@
-"""LightweightConv and DynamicConv as modules: parameters, padding, and the inputs that incremental decoding keeps."""
+"""LightweightConv and DynamicConv as modules: parameters, padding, and the state of incremental decoding."""
 
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
@@ -20,9 +20,9 @@ DROPCONNECT_PER: tuple[str, ...] = get_args(DropconnectPer)
 
 
 class TimeConv(StepByStep):
-    """The parts that both convolutions share: the kernel's geometry and the state of a decoder.
+    """Base class of both convolutions: checks, options, and the state of a decoder.
 
-    The arguments are those of ``LightweightConv``.
+    ``LightweightConv`` describes the arguments.
     """
 
     query_dim: int | None = None  # DynamicConv's
@@ -58,14 +58,14 @@ class TimeConv(StepByStep):
         self.backend = backend
 
     def predict(self, query: Tensor) -> Tensor:
-        """Return the kernels' logits: (H, K), or (T, B, H, K) from a query (T, B, Q), in the query's layout."""
+        """Return the kernels' logits: LightConv's (H, K), or DynamicConv's (T, B, H, K) from a query (T, B, Q)."""
         raise NotImplementedError
 
     def kernels(self, query: Tensor) -> Tensor:
         """Return the normalised kernels that are predicted from a query, without DropConnect.
 
         Args:
-            query: (T, B, Q), where Q is C unless the constructor got ``query_dim``; or (B, T, Q).
+            query: (T, B, Q) or (B, T, Q), where Q is ``query_dim``, by default C.
 
         Returns:
             (T, B, H, K), or (B, T, H, K): in the query's layout.
@@ -100,21 +100,21 @@ class TimeConv(StepByStep):
         """Convolve x over time.
 
         Args:
-            x: (T, B, C), padding zeroed; the newest positions with an incremental state.
-            incremental_state: a decoder's state, an empty dict before its first step, in which this module keeps the
-                inputs that later steps see.
-            query: DynamicConv's kernels are predicted from it: (T, B, query_dim), in the layout of x; None: from x.
-            batch_first: the layout of x, query, residual, states and the result; None: the constructor's.
-            cu_seqlens, initial_state, return_state: of whole sequences, as for ``ops.light_conv``.
+            x: (T, B, C), zero at padding. With an incremental state, x holds the newest positions only.
+            incremental_state: a decoder's state, an empty dict before the first step. This module stores the inputs
+                that later steps need in it.
+            query: (T, B, query_dim), in the layout of x, from which DynamicConv predicts its kernels; by default x.
+            batch_first: the layout of x, query, residual, states and the result; by default the constructor's.
+            cu_seqlens, initial_state, return_state: for whole sequences, as for ``ops.light_conv``.
             bias, activation, residual: as for ``ops.light_conv``.
 
         Returns:
             (T, B, C), in the layout of x; with ``return_state`` also the last K - 1 inputs.
 
         Raises:
-            ValueError: x of other channels, a query that does not fit, options of whole sequences in a step, or an
-                argument that ``ops.light_conv`` or ``ops.conv_step`` refuses.
-            TypeError: an incremental state that is no dict.
+            ValueError: x with a wrong number of channels, a query that does not fit, arguments for whole sequences
+                together with an incremental state, or an argument that ``ops.light_conv`` or ``ops.conv_step`` rejects.
+            TypeError: an incremental state that is not a dict.
         """
         if not isinstance(x, Tensor) or x.shape[-1:] != (self.channels,):
             raise ValueError(f"{type(self).__name__} was made for {self.channels} channels; got x {describe(x)}")
@@ -126,7 +126,7 @@ class TimeConv(StepByStep):
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0:
             per_kernel = self.dropconnect_per == "kernel" and weight.ndim == 2
-            if per_kernel or incremental_state is not None:  # what is left is a kernel, for any backend
+            if per_kernel or incremental_state is not None:  # drop here; every backend takes the remaining weights
                 weight = ops.normalize_kernel(weight, normalization)
                 weight = weight if per_kernel else weight.expand(*x.shape[:2], self.heads, self.kernel_size)
                 weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
@@ -214,7 +214,7 @@ class TimeConv(StepByStep):
         *,
         batch_first: bool,
     ) -> Tensor:
-        """Convolve the newest positions with those before them."""
+        """Convolve the newest positions, with the earlier inputs from the incremental state."""
         if batch_first:
             x, weight = x.transpose(0, 1), weight if weight.ndim == 2 else weight.transpose(0, 1)
         self.check_step()
@@ -232,22 +232,22 @@ class TimeConv(StepByStep):
 
 
 class LightweightConv(TimeConv):
-    """LightConv (section 3): one kernel a head, the same at every position; H * K parameters.
+    """LightConv (section 3): one kernel per head, the same at every position; H * K parameters.
 
     Args:
         channels: C.
         kernel_size: K.
         heads: H, a divisor of C; the C / H channels of a head share a kernel.
-        causal: decoders see K - 1 positions to the left and none to the right; otherwise K // 2 to both sides.
-        dropconnect: probability with which a normalised weight is dropped in training, and where fairseq's
-            ``--retain-dropout`` asks for it.
-        dropconnect_per: "position" draws anew at each position, as the code behind the published results does;
-            "kernel" draws once for all positions and sentences that a kernel serves, as the paper's text reads.
-            DynamicConv has a kernel for each position, so for it both are the same.
+        causal: see K - 1 positions to the left and none to the right (decoders); otherwise K // 2 to both sides.
+        dropconnect: probability with which a normalised weight is dropped, in training and with fairseq's
+            ``--retain-dropout``.
+        dropconnect_per: "position" draws a mask for each position, as the code behind the published results does.
+            "kernel" draws one mask per kernel for all positions and sentences, as in the paper's text. DynamicConv has
+            one kernel per position, so both are the same for it.
         normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
         batch_first: x, the query and results are (B, T, ...), and states of whole sequences (B, K - 1, C), as in
-            ``nn.LSTM``; a call's own ``batch_first`` takes precedence. An incremental state has one form for both.
-        backend: "auto", or the one backend that may run.
+            ``nn.LSTM``. A call can override this. Incremental states do not depend on it.
+        backend: "auto", or the name of the backend that must run.
 
     Raises:
         ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
@@ -283,14 +283,11 @@ class LightweightConv(TimeConv):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new weights: Glorot-uniform, as H filters of one input channel each, (H, 1, K).
-
-        The published models were initialised so.
-        """
+        """Draw new weights as in the published models: Glorot-uniform for H filters of one input channel, (H, 1, K)."""
         nn.init.xavier_uniform_(self.weight.detach().unsqueeze(1))
 
     def predict(self, query: Tensor | None = None) -> Tensor:
-        """Return the kernels' logits (H, K), whatever the query."""
+        """Return the kernels' logits (H, K). They do not depend on a query."""
         return self.weight
 
     def kernels(self, query: Tensor | None = None) -> Tensor:
@@ -302,18 +299,18 @@ class LightweightConv(TimeConv):
 
 
 class DynamicConv(TimeConv):
-    """DynamicConv (section 4): each position predicts its kernels; C * H * K parameters, no bias.
+    """DynamicConv (section 4): kernels are predicted at each position; C * H * K parameters, no bias.
 
-    The parameters are those of a linear layer, or of ``predictor`` where one is given.
+    The parameters are those of the linear layer that predicts the kernels, or of ``predictor``.
 
     Args:
         channels, kernel_size, heads, causal, dropconnect, dropconnect_per, normalization, batch_first, backend: as for
             ``LightweightConv``.
-        query_dim: Q, the width of what the kernels are predicted from; None for x itself, C.
-        query_heads: the query falls into this many groups of neighbours, and the heads likewise; a head's kernel is
-            predicted from its group's Q / query_heads numbers. 1: every head sees the whole query.
-        predictor: a module to predict the kernels' logits in place of the linear layer. It gives (..., H * K) from a
-            query (..., Q), and must treat every position alike, since a step passes the newest positions alone.
+        query_dim: Q, the width of the query, from which the kernels are predicted; None if the query is x.
+        query_heads: the query and the heads are split into this many groups. The kernels of a group of heads are
+            predicted from the Q / query_heads numbers of the same group of the query. 1: every head sees all of it.
+        predictor: a module that predicts the kernels' logits in place of the linear layer, (..., H * K) from a query
+            (..., Q). It must treat positions independently, since a step of decoding passes the newest ones only.
 
     Raises:
         ValueError: as for ``LightweightConv``; query_heads that do not divide the heads and the query, or with a
@@ -400,7 +397,8 @@ class DynamicConv(TimeConv):
         if self.query_heads == 1:
             return apply_linear(self.weight_linear, query).view(*positions, self.heads, self.kernel_size)
         groups = query.view(*positions, self.query_heads, width // self.query_heads)
-        # every group through the whole layer, of which its own heads are kept: the layer may be an adapter's
+        # Apply the whole layer to every group, and take the logits of the group's heads. Slices of the weight would be
+        # cheaper, but would bypass a layer that a tool has put in its place, such as an adapter.
         logits_of_group = self.heads // self.query_heads * self.kernel_size
         logits = self.weight_linear(groups).view(*positions, self.query_heads, self.query_heads, logits_of_group)
         return logits.diagonal(dim1=-3, dim2=-2).movedim(-1, -2).reshape(*positions, self.heads, self.kernel_size)

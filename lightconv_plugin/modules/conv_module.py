@@ -13,21 +13,20 @@ from lightconv_plugin.ops.checks import check_whole
 
 
 class ConvModule(nn.Module):
-    """Linear(C_in -> 2C), GLU, convolution, Linear(C -> C_in); without GLU the first map is C_in -> C.
+    """Linear(C_in -> 2C), GLU, convolution, Linear(C -> C_in); without GLU the first linear layer is C_in -> C.
 
-    Takes the place of self-attention in a block (section 5.1).
+    It replaces self-attention in a block (section 5.1).
 
     Args:
         embed_dim: C_in, the width of the block.
-        conv: the convolution, of C channels. If it has a ``query_dim``, its kernels are predicted from a projection
-            C_in -> query_dim of their own, beside the one that is convolved ("value and query apart", a variant
-            published as a review of the paper).
+        conv: the convolution, of C channels. If it has a ``query_dim``, its kernels are predicted from a separate
+            projection C_in -> query_dim of the input (a variant from a review of the paper).
         glu: gate the projected input.
-        input_dropout: dropout on what enters the module.
+        input_dropout: probability of dropout for the module's input.
 
     Raises:
         ValueError: an input_dropout outside [0, 1].
-        TypeError: a number that is none, or not whole.
+        TypeError: an embed_dim that is not a whole number, or an input_dropout that is not a number.
     """
 
     def __init__(self, embed_dim: int, conv: TimeConv, *, glu: bool, input_dropout: float = 0.0) -> None:

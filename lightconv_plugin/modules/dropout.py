@@ -1,4 +1,4 @@
-"""Dropout, controlled as everywhere in fairseq."""
+"""Dropout with the controls of fairseq's own dropout."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -10,15 +10,15 @@ from lightconv_plugin.ops.checks import check_probability
 
 
 class Dropout(nn.Module):
-    """``ops.dropout`` in training, and where fairseq's ``--retain-dropout`` asks for it.
+    """``ops.dropout``, applied in training and with fairseq's ``--retain-dropout``.
 
     Args:
         p: probability of dropping.
-        owner: the module it belongs to, by whose class ``--retain-dropout-modules`` names it.
+        owner: the module that it belongs to. ``--retain-dropout-modules`` lists names of such modules' classes.
 
     Raises:
         ValueError: p outside [0, 1].
-        TypeError: p is no number.
+        TypeError: p is not a number.
     """
 
     def __init__(self, p: float, owner: object) -> None:
@@ -30,11 +30,11 @@ class Dropout(nn.Module):
 
     @property
     def probability(self) -> float:
-        """The probability with which it drops now: 0 where neither training nor ``--retain-dropout`` asks for it."""
+        """The present probability of dropping: 0 in evaluation without ``--retain-dropout``."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
+        """Apply dropout to x, of any shape."""
         p = self.probability
         return ops.dropout(x, p) if p > 0 else x
 
@@ -45,7 +45,7 @@ class Dropout(nn.Module):
     def make_generation_fast_(
         self, retain_dropout: bool = False, retain_dropout_modules: Collection[str] | None = None, **_options: Any
     ) -> None:
-        """fairseq's call before generation; no list of modules means all of them."""
+        """Apply ``--retain-dropout``; fairseq calls this before generation. Without a list, all modules retain it."""
         if retain_dropout and (retain_dropout_modules is None or self.module_name in retain_dropout_modules):
             self.apply_during_inference = True
 

@@ -1,4 +1,4 @@
-"""Linear layers of these models, and the rule for doing a module's work without calling the module."""
+"""Linear layers, and the rule for when a module's work may be done without calling the module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,11 +23,11 @@ def linear(in_features: int, out_features: int, *, gain: float = 1.0) -> nn.Line
 
 
 def apply_linear(layer: Any, x: Any, activation: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Return activation(layer(x)); a plain ``nn.Linear`` takes a decoder's few rows at the speed of the memory.
+    """Return activation(layer(x)), by the faster ``ops.linear`` if the layer is a plain ``nn.Linear``.
 
-    The layers stay PyTorch's own class, which tools that replace them look for: quantisation, adapters.
+    The layers keep PyTorch's class, since tools for quantisation and adapters look for it.
     """
-    # a graph that torch.export makes serves any number of rows, and would keep the choice made for those of the example
+    # ``ops.linear`` chooses by the number of rows; an exported graph would keep the choice made for the example's rows
     if torch.compiler.is_exporting() or not is_plain(layer, nn.Linear):
         out = layer(x)
     elif activation is F.relu:
@@ -46,11 +46,11 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return True if a call of ``module`` is the ``forward`` in the source of ``kind``, on plain tensors, and no more.
+    """Return True if a call of ``module`` runs exactly the ``forward`` in the source of ``kind``, on plain tensors.
 
-    It is no subclass, wrapper or parametrised module, has no ``forward`` of its own, is not compiled in place, and has
-    no hooks; torch has no hooks for all modules, and no tool has replaced the class's methods. Its parameters are not
-    quantised, sparse or spread over machines. Only such a module's work may be done elsewhere from its parameters.
+    Only then may its result be computed from its parameters without calling it. It must not be a subclass, a wrapper or
+    parametrised, have a replaced ``forward``, be compiled in place or have hooks. Torch must have no global hooks, and
+    no tool may have replaced the methods of the class. Its parameters must not be quantised, sparse or distributed.
     """
     return (
         type(module) is kind
@@ -67,12 +67,12 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
 def _has_methods_of_source(kind: type[nn.Module]) -> bool:
     """Return True if ``kind.forward`` and ``nn.Module.__call__`` are those of the classes' source.
 
-    Tools that count, trace or offload put functions of theirs in place of them, for all modules at once.
+    Tools that count, trace or offload replace these methods, for all modules at once.
     """
     code = getattr(kind.forward, "__code__", None)
     if code is None or nn.Module.__call__ is not _MODULE_CALL:
         return False
-    name: str = code.co_qualname  # under which it was compiled: functools.wraps leaves it as it is
+    name: str = code.co_qualname  # the name in the source: functools.wraps does not change it
     # the last: containers have no forward
     return name in [*(parent.__qualname__ + ".forward" for parent in kind.__mro__), "_forward_unimplemented"]
 
@@ -90,9 +90,9 @@ def packed_weight(layer: nn.Module) -> Tensor | None:
 def with_packed_weights(module: Any) -> Any:
     """Return a copy of a module in which plain linear layers also have packed weights, for one search.
 
-    Only the linear layers and the plain modules around them are copied. The copy shares parameters, state keys and
-    everything else with the original, which stays as it is. The copy does not notice weights that change later: make a
-    new one. Where nothing is packed, as on a GPU, the module itself is returned.
+    Only the linear layers and the plain modules that contain them are copied. The copy shares parameters, state keys
+    and everything else with the original, which does not change. If weights change later, the copy is out of date: make
+    a new one. If nothing can be packed, as on a GPU, the module itself is returned.
     """
     if not is_plain(module, type(module)):
         return module

@@ -14,8 +14,8 @@ from lightconv_plugin.modules.window import IncrementalState, InputWindow, check
 class SelfAttention(InputWindow):
     """Multi-head self-attention (Vaswani et al., 2017), 4 * C * C + 4 * C parameters.
 
-    With a window of K, a causal position sees itself and K - 1 to the left, another K // 2 to both sides: the
-    positions that a convolution of width K sees.
+    With a window of K, a position sees the positions that a convolution of width K sees: itself and K - 1 to the left
+    if causal, otherwise K // 2 to both sides.
 
     Args:
         embed_dim: C.
@@ -37,7 +37,7 @@ class SelfAttention(InputWindow):
             check_width(window, causal=causal)
         self.embed_dim, self.heads = embed_dim, heads
         self.dropout = Dropout(dropout, self)
-        # fairseq's start: that of one matrix with 3 * C outputs, as they were when the paper was written
+        # as in fairseq: the initialisation of one matrix with 3 * C outputs, which the models of the paper had
         self.q_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
         self.k_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
         self.v_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
@@ -55,7 +55,7 @@ class SelfAttention(InputWindow):
         """
         check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         q, k, v = (apply_linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        if incremental_state is not None:  # which keeps keys and values: the past is projected once
+        if incremental_state is not None:  # it holds keys and values, so each position is projected once
             self.check_step(padding_mask)
 
             def step(q: Tensor, kv: Tensor) -> Tensor:
@@ -81,10 +81,10 @@ class SelfAttention(InputWindow):
         offset = torch.arange(time, device=device)
         offset = offset[None, :] - offset[:, None]
         if self.causal:
-            left, right = self.window_size or time, 1
+            to_left, to_right = self.window_size or time, 1
         else:
-            left = right = (self.window_size // 2 + 1) if self.window_size is not None else time
-        return ((offset < right) & (offset > -left))[None, None]
+            to_left = to_right = (self.window_size // 2 + 1) if self.window_size is not None else time
+        return ((offset < to_right) & (offset > -to_left))[None, None]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Tensor:
         """Return the heads' outputs (T, B, C) for queries (T, B, C), keys and values (S, B, C)."""

@@ -1,4 +1,4 @@
-"""The past that a causal module keeps while a decoder takes one position at a time."""
+"""State of causal modules in incremental decoding, and checks that the modules share."""
 
 import codecs
 import copy
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from lightconv_plugin import ops
 from lightconv_plugin.ops.checks import check_whole, describe
 
-# A decoder's state: one entry for each module that keeps something. The keys are the modules' own, see ``StateKey``.
+# A decoder's state: one entry for each module that has a state. Each module has its own key, see ``StateKey``.
 IncrementalState = dict[Any, Any]
 
 
 def check_width(kernel_size: int, *, causal: bool) -> None:
-    """Check that a kernel can be laid over a sequence.
+    """Check the width of a kernel.
 
     Raises:
-        TypeError: its size is no whole number.
-        ValueError: it has no weights, or is even and not causal.
+        TypeError: it is not a whole number.
+        ValueError: it is below 1, or even and not causal.
     """
     check_whole("kernel_size", kernel_size)
     if kernel_size < 1:
@@ -34,11 +34,11 @@ def check_width(kernel_size: int, *, causal: bool) -> None:
 
 
 def check_heads(channels: int, heads: int) -> None:
-    """Check that heads share the channels out evenly.
+    """Check that the number of heads divides the number of channels.
 
     Raises:
         TypeError: a number is not whole.
-        ValueError: they do not, or there are no channels.
+        ValueError: it does not, or there are no channels.
     """
     check_whole("channels", channels)
     check_whole("heads", heads)
@@ -49,10 +49,10 @@ def check_heads(channels: int, heads: int) -> None:
 
 
 def check_state(module: object, incremental_state: Any) -> None:
-    """Check that an incremental state is the dictionary that steps keep their past in.
+    """Check that an incremental state is a dictionary, or None.
 
     Raises:
-        TypeError: it is anything else, such as the state of whole sequences.
+        TypeError: it is anything else, such as the state of a whole sequence.
     """
     if incremental_state is not None and not isinstance(incremental_state, dict):
         raise TypeError(
@@ -62,11 +62,11 @@ def check_state(module: object, incremental_state: Any) -> None:
 
 
 def check_call(module: object, channels: int, x: Any, padding_mask: Any, incremental_state: Any) -> None:
-    """Check what a mixer is called with: x (T, B, channels), its padding mask (B, T), and a decoder's state.
+    """Check the arguments of a mixer: x (T, B, channels), its padding mask (B, T), and a decoder's state.
 
     Raises:
-        ValueError: another shape or type of x or the mask.
-        TypeError: the state is no dict.
+        ValueError: x or the mask has a wrong shape or type.
+        TypeError: the state is not a dict.
     """
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.ndim != 3 or x.shape[2] != channels:
         raise ValueError(f"{type(module).__name__}: x is expected as (T, B, {channels}), dense; got {describe(x)}")
@@ -83,17 +83,17 @@ def check_call(module: object, channels: int, x: Any, padding_mask: Any, increme
 
 
 class StateKey:
-    """Key of a module's entry in a decoder's state. It is equal to itself alone.
+    """Key of a module's entry in a decoder's state. A key is only equal to itself.
 
-    A state that is pickled or saved has the key's name, as bytes, in its place: ``torch.load(weights_only=True)`` reads
-    it. The module takes over an entry under its name, so the state goes on in another process, too.
+    In a pickled or saved state the key is replaced by its name, as bytes, which ``torch.load(weights_only=True)`` can
+    read. The module also finds an entry by that name, so a state can be used in another process.
     """
 
     def __init__(self, name: bytes | None = None) -> None:
         self.name = uuid.uuid4().hex.encode() if name is None else name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StateKey":
-        """Return the key itself: a copied state goes on with the same module."""
+        """Return the key itself, so that a copied state works with the same module."""
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
@@ -101,23 +101,23 @@ class StateKey:
 
 
 class OwnEntry:
-    """Gives a module an entry of its own in a decoder's state, the dictionary that fairseq calls incremental state."""
+    """Mix-in that gives a module its own entry in a decoder's state, which fairseq calls the incremental state."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._state_key = StateKey()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OwnEntry":
-        """Return a module with a key of its own. A state that is copied along with the module goes on with the copy."""
+        """Return a module with a new key. A state that is copied together with the module works with the copy."""
         copied = self.__new__(type(self))
         memo |= {id(self): copied, id(self._state_key): StateKey()}
         vars(copied).update(copy.deepcopy(vars(self), memo))
         return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Give an unpickled module, or a shallow copy, a key of its own.
+        """Give an unpickled module, or a shallow copy, a new key.
 
-        An unpickled module keeps the name, under which a state that was pickled with it, or apart, has its entry.
+        The key of an unpickled module keeps its name, by which a pickled state has the module's entry.
         """
         super().__setstate__(state)  # type: ignore[misc]  # of nn.Module
         key = self._state_key
@@ -132,18 +132,18 @@ class OwnEntry:
         return entry
 
     def set_incremental_state(self, incremental_state: IncrementalState, entry: Any) -> None:
-        """Keep this module's entry for the next step."""
+        """Store this module's entry for the next step."""
         incremental_state[self._state_key] = entry
 
 
 class StepByStep(OwnEntry, nn.Module):
-    """A module that decodes its newest positions, of which a call with a state gives one or more.
+    """A module that can decode incrementally: a call with a state passes one or more new positions.
 
-    Its entry in the state is a dict of tensors that have the hypotheses in dimension 1, as x (T, B, C) has: a search
-    reorders them there. A module that is used twice in a step would share its entry: make two.
+    Its entry in the state is a dict of tensors with the hypotheses in dimension 1, as in x (T, B, C), where a search
+    reorders them. A module has one entry, so it must not be used twice in a step: make two modules.
 
     Args:
-        causal: a module that also looks to the right cannot decode step by step.
+        causal: True if a position sees none to its right. Other modules cannot decode incrementally.
     """
 
     def __init__(self, *, causal: bool) -> None:
@@ -151,13 +151,17 @@ class StepByStep(OwnEntry, nn.Module):
         self.causal = causal
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
-        """Hypothesis b continues what hypothesis new_order[b] has read so far."""
+        """Reorder the beams: hypothesis b gets the history of hypothesis new_order[b]."""
         saved = self.get_incremental_state(incremental_state)
         if saved is not None:
             self.set_incremental_state(incremental_state, ops.reorder_state(saved, new_order))
 
     def check_step(self, padding_mask: Tensor | None = None) -> None:
-        """Refuse a module that is not causal, and padding that it would take for input."""
+        """Check that the module can decode a step.
+
+        Raises:
+            ValueError: there is a padding mask, or the module is not causal.
+        """
         if padding_mask is not None:
             raise ValueError(
                 f"{type(self).__name__} decodes step by step without padding, and got a padding mask; "
@@ -184,10 +188,10 @@ class StepByStep(OwnEntry, nn.Module):
 
 
 class InputWindow(StepByStep):
-    """A module that sees its last ``size`` inputs, or what it makes of each; a step appends one.
+    """A module that sees its last ``size`` inputs, or features of them. Each step appends one.
 
     Args:
-        size: how many inputs a step sees, the newest included; None for all.
+        size: the number of inputs that a step sees, including the newest; None for all.
         causal: see ``StepByStep``.
     """
 
@@ -196,10 +200,10 @@ class InputWindow(StepByStep):
         self.window_size = size
 
     def push(self, x: Tensor, incremental_state: IncrementalState) -> Tensor:
-        """Append this step's input (1, B, C) to the ones kept; returns the window (t, B, C) of the last t <= size."""
+        """Append this step's input (1, B, C) to the state. Return the window (t, B, C) of the last t <= size inputs."""
         saved = self.get_incremental_state(incremental_state)
-        window, kept = ops.push(x, saved, self.window_size)
-        self.set_incremental_state(incremental_state, kept)
+        window, saved = ops.push(x, saved, self.window_size)
+        self.set_incremental_state(incremental_state, saved)
         return window
 
     def extra_repr(self) -> str:

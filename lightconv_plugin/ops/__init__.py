@@ -1,6 +1,6 @@
-"""LightConv and DynamicConv as functions of tensors. Imports torch alone; ``reference`` has the equations.
+"""LightConv and DynamicConv as functions of tensors. Imports only torch. The equations are in ``reference``.
 
-The way of a call to its CPU kernel:
+The path of a call to its CPU kernel:
 
 1. ``modules.conv`` predicts the kernels and calls ``api``, which checks the arguments once.
 2. ``backend`` chooses native code or the reference implementation; ``sequences`` handles packed sentences and states.
@@ -30,7 +30,7 @@ from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, resid
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
 
-# before a FlopCounterMode is made, which knows the operators that are there then
+# at import, since a FlopCounterMode only counts operators that were registered before it was made
 if os.environ.get(backend.VARIABLE) != "reference":
     library.load_if_compiled()
 

@@ -1,4 +1,4 @@
-"""LightConv and DynamicConv over whole sequences, for users: arguments are checked once, here."""
+"""The public functions for LightConv and DynamicConv over whole sequences. They check the arguments, once."""
 
 from functools import partial
 from typing import Literal, get_args, overload
@@ -96,24 +96,27 @@ def light_conv(
         padding_l: zeros before the first position, 0..K-1: K - 1 is causal, K // 2 looks to both sides.
         normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
         dropconnect: probability with which a normalised weight is dropped; 0 outside training.
-        batch_first: layout of x, the result and states; costs no copy.
-        cu_seqlens: (N + 1,) int32 or int64 on x's device, for packed sentences: sentence n is rows cu_seqlens[n] to
-            cu_seqlens[n + 1] of x, and sees no other. The offsets' values are checked where they can be read without
-            waiting for a GPU. Native code on a CPU reads packed sentences where they are. Elsewhere they cost a copy of
-            x, of DynamicConv's kernels and of the result, and max(padding_l, K - 1 - padding_l) further positions a
-            sentence.
-        initial_state: (K - 1, B, C), the inputs before the first; padding_l must be K - 1. B is N for packed sentences.
-            On a CPU it is read where it is; on a GPU it costs a copy of x and of DynamicConv's kernels.
-        return_state: also return the last K - 1 inputs, the next call's initial state.
+        batch_first: x, the result and states have the batch in dimension 0. This costs no copy.
+        cu_seqlens: (N + 1,) int32 or int64 on x's device, offsets of N packed sentences: sentence n is rows
+            cu_seqlens[n] to cu_seqlens[n + 1] of x, and does not see the other sentences. The values are checked where
+            they can be read without waiting for a GPU. Native code on a CPU needs no copy. Other backends copy x,
+            DynamicConv's kernels and the result, and compute max(padding_l, K - 1 - padding_l) further positions for
+            each sentence.
+        initial_state: (K - 1, B, C), the inputs before the first position, in place of zeros; padding_l must be K - 1.
+            B is N for packed sentences. On a GPU a state costs a copy of x and of DynamicConv's kernels.
+        return_state: also return the last K - 1 inputs, the initial state of the next call.
         bias: (C,), added to the result.
-        activation: "silu" or "swish", which are the same; after the bias.
+        activation: "silu" or "swish" (two names of one function), applied after the bias.
         residual: as x, added last; see ``ops.reference.epilogue``.
-        backend: "auto", or the one backend that may run; see ``ops.choose_backend``.
+        backend: "auto", or the name of the backend that must run; see ``ops.choose_backend``.
+
+    Returns:
+        As x; with ``return_state`` also the state (K - 1, B, C), or (B, K - 1, C) with ``batch_first``.
 
     Raises:
-        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), states of a
-            convolution that looks ahead, or an unknown normalisation, activation or backend.
-        TypeError: padding_l or dropconnect is no number.
+        ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), a state for a
+            convolution that is not causal, or an unknown normalisation, activation or backend.
+        TypeError: padding_l is not a whole number, or dropconnect is not a number.
     """
     return _convolve(
         "light_conv",
@@ -202,7 +205,7 @@ def dynamic_conv(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """DynamicConv over a whole sequence: x (T, B, C) and logits (T, B, H, K) give (T, B, C).
 
-    See ``ops.reference.dynamic_conv`` for the equation, and ``light_conv`` for the arguments and errors. Kernels are in
+    See ``ops.reference.dynamic_conv`` for the equation, and ``light_conv`` for the arguments and errors. ``weight`` has
     the layout of x: (B, T, H, K) with ``batch_first``, (total, H, K) with ``cu_seqlens``.
     """
     return _convolve(
@@ -240,7 +243,7 @@ def _convolve(
     residual: Tensor | None,
     backend: Backend,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Check the arguments and run the backend on one sequence (T, B, C)."""
+    """Check the arguments, choose the backend and run it; ``light_conv`` describes the arguments."""
     packed = cu_seqlens is not None
     dims = "total" if packed else "B, T" if batch_first else "T, B"
     check_operands(operator, x, weight, operator == "dynamic_conv", dims)
@@ -300,25 +303,26 @@ def _native(
     offsets: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> Tensor:
-    """Run the library, which takes the call. Shapes are those of ``reference``; on a CPU also packed (T, 1, C)."""
+    """Run the library's operator. Shapes are those of ``reference``; on a CPU also packed sentences x (T, 1, C)."""
     dtype = x.dtype
     if operator == "dynamic_conv" and weight.dtype != dtype:
-        # rounded to x's type, the gradients of kernels would not cancel in the normalisation's derivative
+        # Gradients of kernels must keep their type: rounded to x's, they would not cancel in the derivative of the
+        # normalisation.
         x = x.to(torch.promote_types(dtype, weight.dtype))
         initial_state = None if initial_state is None else initial_state.to(x.dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype)
-    # drawn on x's device, so that a captured CUDA graph draws anew at every replay
+    # drawn on x's device, so that each replay of a captured CUDA graph draws a new seed
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
     out = autograd.conv(x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
     return out if out.dtype == dtype else out.to(dtype)
 
 
 def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims: str = "T, B") -> None:
-    """Check x (dims, C) and weight (H, K) or, dynamic, (dims, H, K): what every operator asks of its two tensors.
+    """Check the two tensors of every operator: x (dims, C) and weight (H, K), or (dims, H, K) if ``dynamic``.
 
     Raises:
-        ValueError: no dense tensors, other shapes, integers, floats of 8 bits, two devices, or heads that do not divide
-            the channels.
+        ValueError: an argument that is not a dense tensor; a wrong shape; integers or 8-bit floats; two devices; or
+            heads that do not divide the channels.
     """
     kernels, positions = f"({dims}, H, K)" if dynamic else "(H, K)", dims.count(",") + 1
     fits = (
@@ -353,7 +357,7 @@ def check_epilogue(
     """Check the arguments of ``reference.epilogue`` for a convolution of x.
 
     Raises:
-        ValueError: an unknown activation, or a tensor of another shape, type or device.
+        ValueError: an unknown activation, or a tensor of a wrong shape, type or device.
     """
     check_choice(f"{operator}: activation", activation, ACTIVATIONS)
     check_tensor(operator, "bias", bias, (x.shape[-1],), FLOATS, x.device)
@@ -368,10 +372,10 @@ def check_tensor(
     types: tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """Check a tensor that may be left out; ``ANY_SIZE`` in ``shape`` stands for any number.
+    """Check an optional tensor; None passes, and ``ANY_SIZE`` in ``shape`` stands for any size.
 
     Raises:
-        ValueError: another shape, type or device, or no tensor.
+        ValueError: a wrong shape, type or device, or an object that is not a tensor.
     """
     if tensor is None:
         return
@@ -393,16 +397,16 @@ def check_tensor(
 def _sentences(cu_seqlens: Tensor) -> int | None:
     """Return the number of packed sentences, or ``ANY_SIZE`` while a program is recorded.
 
-    The program would keep a bound for two sizes that were compared.
+    A comparison of this number with another size would restrict the recorded program to the sizes it was recorded with.
     """
     return ANY_SIZE if autograd.recording() else cu_seqlens.shape[0] - 1
 
 
 def _check_offsets(operator: str, cu_seqlens: Tensor, rows: int) -> None:
-    """Check the values of offsets of packed sentences, where they can be read without waiting for a GPU.
+    """Check the values of the offsets of packed sentences, if they can be read without waiting for a GPU.
 
     Raises:
-        ValueError: they do not rise from 0 to the number of rows.
+        ValueError: the offsets do not rise from 0 to the number of rows.
     """
     if cu_seqlens.is_cpu and autograd.has_values(cu_seqlens):
         offsets = cu_seqlens.tolist()

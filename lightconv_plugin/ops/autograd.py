@@ -1,8 +1,9 @@
-"""Derivatives: the first ones by the library, all further ones by the definition.
+"""Derivatives: the library computes first derivatives, the reference implementation all higher ones.
 
-A convolution's gradients come from its operators. A backward pass that is itself recorded (``create_graph``) or
-transformed differentiates the definition instead, with the masks that were drawn. Inside of a transform, of forward
-mode and of a program that another tool records, the definition runs from the start; see ``backend.choose_backend``.
+The gradients of a convolution come from the library's operators. A backward pass that is itself recorded
+(``create_graph``) or transformed differentiates the reference implementation instead, with the same dropout masks.
+Inside a transform of ``torch.func``, in forward mode and in a program that another tool records, the reference
+implementation runs from the start; see ``backend.choose_backend``.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from lightconv_plugin.ops.sequences import convolve_packed
 
 @torch_private.constant
 def transformed() -> bool:
-    """Return True inside of a transform of ``torch.func`` and where forward-mode derivatives are computed."""
+    """Return True inside a transform of ``torch.func`` and where forward-mode derivatives are computed."""
     return torch_private.is_in_transform() or torch_private.is_in_forward_mode()
 
 
@@ -28,50 +29,62 @@ def transformed() -> bool:
 def recording() -> bool:
     """Return True while another tool records a program: torch.export, torch.jit.trace, torch.onnx.export, make_fx.
 
-    Such a program may be loaded where the library is not, and be called with other lengths.
+    Such a program may be loaded without the library, and called with inputs of other lengths.
     """
     return torch_private.is_tracing() or torch.compiler.is_exporting() or torch_private.is_in_make_fx()
 
 
 def has_values(x: Tensor) -> bool:
-    """Return True if a tensor's numbers can be read.
+    """Return True if a tensor's values can be read.
 
-    They cannot while a program is recorded, compiled or transformed, nor where only shapes are computed
+    They cannot be read while a program is recorded, compiled or transformed, nor where only shapes are computed
     (FakeTensorMode).
     """
     return type(x) is Tensor and not (torch.compiler.is_compiling() or transformed() or recording())
 
 
 def recorded(*tensors: Tensor | None) -> bool:
-    """Return True if derivatives of what is computed from these tensors may be asked for."""
+    """Return True if derivatives with respect to these tensors may be needed later."""
     if torch.is_grad_enabled():
-        for t in tensors:  # not any(), which takes as long again
+        for t in tensors:  # any() takes twice as long
             if t is not None and t.requires_grad:
                 return True
     return transformed()
 
 
 def gradients_of(
-    definition: Callable[..., Any], tensors: Sequence[Tensor | None], need: Sequence[bool], grads: Any
+    function: Callable[..., Any], tensors: Sequence[Tensor | None], need: Sequence[bool], grads: Any
 ) -> list[Any]:
-    """Return the gradients of ``definition(*tensors)`` that are needed, differentiable in ``tensors`` and ``grads``."""
+    """Return the gradients of ``function(*tensors)``, differentiable in ``tensors`` and ``grads``.
+
+    Args:
+        function: a computation in PyTorch's own operators.
+        tensors: its arguments.
+        need: for each tensor, True if its gradient is needed. The others get None.
+        grads: the gradient of the function's result.
+    """
     with torch.enable_grad():
         # views, since one of the tensors may have been computed from another
-        own = [t.view_as(t) if needed and t is not None else t for t, needed in zip(tensors, need, strict=True)]
-        wanted = [t for t, needed in zip(own, need, strict=True) if needed and t is not None]
-        found = iter(torch.autograd.grad(definition(*own), wanted, grads, create_graph=True))
-    return [next(found) if needed else None for needed in need]
+        inputs = [t.view_as(t) if needed and t is not None else t for t, needed in zip(tensors, need, strict=True)]
+        leaves = [t for t, needed in zip(inputs, need, strict=True) if needed and t is not None]
+        gradients = iter(torch.autograd.grad(function(*inputs), leaves, grads, create_graph=True))
+    return [next(gradients) if needed else None for needed in need]
 
 
 def conv(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
     """Call a convolution of the library, differentiable in x, weight and state.
 
-    Weights of a wider type than x are rounded to it; their gradient is not. A state is (K - 1, B, C), of N packed
-    sentences (K - 1, N, C).
+    Weights of a wider type than x are rounded to x's type; their gradient keeps the wider type.
 
     Args:
-        options: the operators': padding_l; take the softmax of weight; DropConnect's probability and seed; offsets
-            (N + 1,), int64, of packed sentences x (T, 1, C); the state.
+        x: (T, B, C); packed sentences (T, 1, C).
+        weight: (H, K), or (T, B, H, K).
+        options: further arguments of the operator, in its order: padding_l; True if weight holds logits, of which it
+            takes the softmax; DropConnect's probability and seed; the offsets (N + 1,), int64, of N packed sentences
+            or None; the state (K - 1, B, C), or (K - 1, N, C) of packed sentences, or None.
+
+    Returns:
+        As x.
     """
     if recorded(x, weight, options[-1]):
         return _Conv.apply(x, weight, *options)
@@ -84,7 +97,7 @@ def _forward(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
 
 
 class _Conv(Function):
-    """Keeps the operator's inputs alone: what backward needs of the kernels is computed again there."""
+    """Saves only the operator's inputs; the backward pass normalises the kernels again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
@@ -99,28 +112,33 @@ class _Conv(Function):
         need = [ctx.needs_input_grad[i] for i in (0, 1, -1)]
         if recorded(grad, x, weight, state):
             factors = _factors(x, weight, padding_l, p, seed, state) if p > 0 else None
-            definition = partial(_definition, softmax=softmax, padding_l=padding_l, factors=factors, offsets=offsets)
-            found = gradients_of(definition, (x, weight, state), need, grad)
+            function = partial(_reference, softmax=softmax, padding_l=padding_l, factors=factors, offsets=offsets)
+            gradients = gradients_of(function, (x, weight, state), need, grad)
         else:
             operands = grad, x, weight.to(x.dtype), padding_l, softmax, p, seed
-            found = list(torch.ops.lightconv.conv_backward.default(*operands, *need, offsets, state))
-            found[1] = found[1].to(weight.dtype)
-        of_x, of_weight, of_state = (of if needed else None for of, needed in zip(found, need, strict=True))
-        return of_x, of_weight, *(None,) * 5, of_state
+            gradients = list(torch.ops.lightconv.conv_backward.default(*operands, *need, offsets, state))
+            gradients[1] = gradients[1].to(weight.dtype)
+        # the operator returns an empty tensor for a gradient that is not needed
+        pairs = zip(gradients, need, strict=True)
+        grad_x, grad_weight, grad_state = (gradient if needed else None for gradient, needed in pairs)
+        return grad_x, grad_weight, *(None,) * 5, grad_state
 
 
 def _factors(x: Tensor, weight: Tensor, padding_l: int, p: float, seed: Tensor | None, state: Tensor | None) -> Tensor:
-    """Return DropConnect's factors (T, B, H, K), 0 or 1 / (1 - p): the kernels' gradient, where all else is ones."""
-    places, (heads, width) = x.shape[:2], weight.shape[-2:]
-    kernel = torch.ones(*places, heads, width, device=x.device)
+    """Return DropConnect's factors (T, B, H, K), each 0 or 1 / (1 - p), as the forward pass drew them.
+
+    They are the gradient of kernels for inputs of ones, one channel a head, and an output gradient of ones.
+    """
+    (time, batch), (heads, width) = x.shape[:2], weight.shape[-2:]
+    kernel = torch.ones(time, batch, heads, width, device=x.device)
     ones = kernel[..., 0].contiguous()
-    # without a state taps that see nothing have no gradient, and no use
-    before = None if state is None else ones.new_ones(width - 1, places[1], heads)
-    rules = padding_l, False, p, seed, False, True, False, None, before
-    return torch.ops.lightconv.conv_backward(ones, ones, kernel, *rules)[1]
+    # Without a state, taps on the padding get the factor 0. They are multiplied by zeros anyway.
+    state_of_ones = None if state is None else ones.new_ones(width - 1, batch, heads)
+    options = padding_l, False, p, seed, False, True, False, None, state_of_ones
+    return torch.ops.lightconv.conv_backward(ones, ones, kernel, *options)[1]
 
 
-def _definition(
+def _reference(
     x: Tensor,
     weight: Tensor,
     state: Tensor | None,
@@ -130,6 +148,7 @@ def _definition(
     factors: Tensor | None,
     offsets: Tensor | None,
 ) -> Tensor:
+    """Compute the convolution as the library does, by the reference implementation, with ``_factors``' masks."""
     kernel = normalize_kernel(weight, "softmax" if softmax else "none")
     kernel = kernel if factors is None else kernel * factors
     operator = reference.light_conv if kernel.ndim == 2 else reference.dynamic_conv

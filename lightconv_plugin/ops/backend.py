@@ -1,8 +1,8 @@
 """Choose the code that runs a call: the compiled library ("native") or the reference implementation ("reference").
 
-``choose_backend`` looks at the operands once, for all operators alike: device, type, layout and gradients. Nothing is
-ever skipped. If the library cannot take a call, that is an error where "native" was asked for; where the choice was
-left open, the reference implementation runs, and one warning gives the reason.
+``choose_backend`` decides for all operators by the same rules, from the device, type, layout and gradients of the
+tensors. If the library does not support a call and the caller asked for "native", that is an error. With "auto" the
+reference implementation runs, and one warning gives the reason.
 """
 
 import functools
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 Backend = Literal["auto", "native", "reference"]
 CHOICES: tuple[str, ...] = get_args(Backend)
 BACKENDS = CHOICES[1:]
-VARIABLE = "LIGHTCONV_BACKEND"  # the environment's say where the caller leaves it open
+VARIABLE = "LIGHTCONV_BACKEND"  # the environment variable that decides for callers with backend="auto"
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
 products = "fp32"  # the precision that fused.linear.set_precision chose
 
-# From so many rows on, a matrix product of PyTorch's is as fast as reading the weights once for all rows.
+# For more rows than this, PyTorch's matrix product is as fast as reading the weights once for all rows.
 FEW_ROWS = 24
 
 PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
 RUNS = "lightconv_plugin: %s runs on the %s backend"
-# scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 types
+# scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 vocabulary entries
 COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
 
-# reasons for which nobody is warned: the reference implementation is meant for such calls
+# reasons that cause no warning: the reference implementation is meant to run such calls
 TRANSFORMED = "it has no rule for torch.func, and no forward-mode derivatives"
 RECORDED = "a program is recorded (export, trace), which needs no library where it is loaded"
 NO_KERNEL = "it has no kernel of this operator for such a device"
@@ -42,22 +42,23 @@ WRAPPED = "a tensor is of a class that runs operators itself (distributed, quant
 BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL, WRAPPED)
 REPLACED = "PyTorch's own kernels serve as well"
 
-_announced: set[tuple[str, ...]] = set()  # what has been logged
+_announced: set[tuple[str, ...]] = set()  # the messages that have been logged
 
 
 class Operator(NamedTuple):
-    """Description of what an operator takes, on the devices that it has a kernel for.
+    """The calls that an operator of the library supports, on the devices that it has a kernel for.
 
     Attributes:
-        gradient: the operator that computes its gradient; None: it records none.
-        types: of its first tensor.
-        doubles: float64 on a GPU too.
-        casts: its other tensors are cast to the first one's type.
-        contiguous: its other tensors must be contiguous.
-        widest: numbers in a row of its other tensors, at most, on a GPU.
-        replaces: it does what PyTorch's own kernels do, which serve as well for what is not taken: "few rows" of matrix
-            products in plain decoding; products in "bf16", where that is asked for and the processor has units for
-            it; several kernels, "fused", where PyTorch neither compiles nor casts.
+        gradient: the operator that computes its gradient; None if it is not differentiable.
+        types: types that its first tensor may have.
+        doubles: it also takes float64 on a GPU.
+        casts: its further tensors are cast to the first one's type.
+        contiguous: its further tensors must be contiguous.
+        widest: the largest last dimension of its further tensors on a GPU; None for any.
+        replaces: the case in which it is faster than PyTorch's own kernels, which run, without a warning, in all other
+            cases. "few rows": matrix products of at most ``FEW_ROWS`` rows in decoding. "bf16": products in bfloat16,
+            if they are asked for and the processor has units for them. "fused": several kernels in one, where PyTorch
+            neither compiles nor autocasts. "packed": products with packed weights.
     """
 
     gradient: str | None = None
@@ -88,56 +89,57 @@ OPERATORS = {
 }
 
 
-def choose_backend(operator: str, backend: str, x: Tensor, *others: Tensor | None) -> str:
+def choose_backend(operator: str, backend: str, x: Tensor, *further: Tensor | None) -> str:
     """Return the backend that runs ``operator`` on these tensors, "native" or "reference"; log it the first time.
 
-    "auto" leaves the choice to $LIGHTCONV_BACKEND. Where that is not set, either, ``unsupported_reason`` decides. The
-    variable is for all operators at once: its "native" does not demand kernels that the library has none of by design.
+    With "auto", $LIGHTCONV_BACKEND decides. If the variable is not set, ``unsupported_reason`` decides. The variable
+    applies to all operators, so its value "native" raises no error for calls that are left to PyTorch by design.
 
     Raises:
-        ValueError: the named backend does not exist, or cannot take x. A named backend is never replaced by another.
+        ValueError: the backend that is asked for does not exist, or does not support the call. It is never replaced by
+            the other one.
     """
     name = backend if backend != "auto" else os.environ.get(VARIABLE) or "auto"
     if name == "reference":
         _announce(logging.INFO, RUNS, operator, name)
         return name
     check_choice("backend" if name == backend else f"${VARIABLE}", name, CHOICES)
-    refused = unsupported_reason(operator, x, *others)
-    if refused is None:
+    reason = unsupported_reason(operator, x, *further)
+    if reason is None:
         _announce(logging.INFO, RUNS, operator, "native")
         return "native"
-    by_design = refused in BY_DESIGN or OPERATORS[operator].replaces is not None
+    by_design = reason in BY_DESIGN or OPERATORS[operator].replaces is not None
     if backend == "native" or (name == "native" and not by_design):
-        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {refused}")
-    if not by_design and not x.is_meta:  # where nothing is computed, fast or slowly
+        raise ValueError(f"backend 'native' was asked for, and cannot run {operator}: {reason}")
+    if not by_design and not x.is_meta:  # on the meta device nothing is computed, so nothing is slow
         _announce(logging.INFO, RUNS, operator, "reference")
-        _announce(logging.WARNING, "%s, %s: %s", PASSED_OVER, COST, refused)
+        _announce(logging.WARNING, "%s, %s: %s", PASSED_OVER, COST, reason)
     return "reference"
 
 
-def takes(operator: str, x: Tensor, *others: Tensor | None) -> bool:
+def takes(operator: str, x: Tensor, *further: Tensor | None) -> bool:
     """Return True if the library runs ``operator`` on these tensors; see ``choose_backend``."""
-    return choose_backend(operator, "auto", x, *others) == "native"
+    return choose_backend(operator, "auto", x, *further) == "native"
 
 
 @torch_private.constant
-def _announce(level: int, *words: str) -> None:
-    """Log it, once a process."""
-    if words not in _announced:
-        _announced.add(words)
-        logger.log(level, *words)
+def _announce(level: int, *message: str) -> None:
+    """Log a message (a format and its arguments), once a process."""
+    if message not in _announced:
+        _announced.add(message)
+        logger.log(level, *message)
 
 
-def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str | None:
-    """Return the reason why the library does not take a call of ``operator``, or None. Loads the library.
+def unsupported_reason(operator: str, x: Tensor, *further: Tensor | None) -> str | None:
+    """Return the reason why the library does not support a call of ``operator``, or None. Loads the library.
 
     Args:
         operator: a name in ``OPERATORS``.
         x: its first tensor.
-        others: its further floating-point tensors, as far as they can decide it.
+        further: its further floating-point tensors, if the answer may depend on them.
 
     Returns:
-        half a sentence, for users.
+        A clause to follow a colon in a message to users.
     """
     if autograd.transformed():
         return TRANSFORMED
@@ -146,16 +148,16 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
     if _is_wrapped(x):
         return WRAPPED
     device, dtype = x.device, x.dtype
-    refused = _reason_of_kind(operator, device.type, dtype)
-    if refused is not None:
-        return refused
+    reason = _reason_of_kind(operator, device.type, dtype)
+    if reason is not None:
+        return reason
     about = OPERATORS[operator]
-    if about.replaces is not None and not _worth_it(about.replaces, x):
+    if about.replaces is not None and not _is_faster(about.replaces, x):
         return REPLACED
-    records = about.gradient is not None or not torch.is_grad_enabled()
-    if not records and any(t is not None and t.requires_grad for t in (x, *others)):
+    is_differentiable = about.gradient is not None or not torch.is_grad_enabled()
+    if not is_differentiable and any(t is not None and t.requires_grad for t in (x, *further)):
         return "it records no gradients; decode under torch.no_grad()"
-    for t in others:
+    for t in further:
         if t is None:
             continue
         if _is_wrapped(t):
@@ -172,17 +174,17 @@ def unsupported_reason(operator: str, x: Tensor, *others: Tensor | None) -> str 
 
 
 def _is_wrapped(x: Tensor) -> bool:
-    """Return True for a tensor whose class keeps tensors in it and runs operators on those, such as DTensor."""
+    """Return True for a tensor whose class wraps other tensors and runs operators on those, such as DTensor."""
     return type(x) is not Tensor and hasattr(x, "__tensor_flatten__")
 
 
-def _worth_it(replaces: str, x: Tensor) -> bool:
-    """Return True where the library is faster than the kernels of PyTorch's that it replaces."""
+def _is_faster(replaces: str, x: Tensor) -> bool:
+    """Return True if the library is faster than PyTorch's own kernels; see ``Operator.replaces``."""
     if torch.is_autocast_enabled(x.device.type):
         return False
     if replaces == "few rows":
         return 0 < x.numel() <= FEW_ROWS * x.shape[-1] and not torch.is_grad_enabled()
-    if torch.compiler.is_compiling():  # whose front cannot read PyTorch's switch
+    if torch.compiler.is_compiling():  # torch.compile's tracer cannot read PyTorch's switch
         return False
     if replaces == "bf16":
         return x.numel() > 0 and precision_of_products() == "bf16"
@@ -190,7 +192,7 @@ def _worth_it(replaces: str, x: Tensor) -> bool:
 
 
 def precision_of_products() -> str:
-    """Return the precision of products on a processor: that of ``set_precision``, or bf16 by PyTorch's switch."""
+    """Return the precision of products on a processor, as chosen by ``set_precision`` or by PyTorch's switch."""
     by_switch = products == "fp32" and MATMUL.fp32_precision == "bf16" and library.load() is None
     return "bf16" if by_switch and torch.ops.lightconv.cpu_bf16_units(-1) > 0 else products
 
@@ -207,6 +209,7 @@ def has_kernel(operator: str, device: str) -> bool:
 
 @torch_private.constant
 def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> str | None:
+    """Return the reason why no tensor of this device and type is supported, or None. It does not change, so is kept."""
     return _cached_reason_of_kind(operator, device, dtype)
 
 
@@ -220,7 +223,7 @@ def _cached_reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> st
         return NO_KERNEL
     about = OPERATORS[operator]
     absent = {("cpu", torch.float16)} | ({("cuda", torch.float64)} if not about.doubles else set())
-    types = [each for each in about.types if (device, each) not in absent]
+    types = [supported for supported in about.types if (device, supported) not in absent]
     if dtype not in types:
         return f"on this device it takes {', '.join(map(str, types))}; got {dtype}"
     return library.cuda_unusable() if device == "cuda" else None

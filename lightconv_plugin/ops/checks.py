@@ -17,17 +17,17 @@ def describe(value: Any) -> str:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Check that an argument is one of a few words.
+    """Check that an argument is one of ``choices``.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is not.
     """
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of: {', '.join(map(str, choices))}")
 
 
 def check_whole(name: str, value: Any) -> None:
-    """Check that an argument is a whole number, of Python's or numpy's.
+    """Check that an argument is a whole number, such as Python's int or an integer of numpy.
 
     Raises:
         TypeError: it is not.
@@ -37,14 +37,16 @@ def check_whole(name: str, value: Any) -> None:
 
 
 def check_probability(name: str, value: Any, *, below_one: bool = True) -> None:
-    """Check that an argument is a probability with which numbers are dropped.
+    """Check that an argument is a probability of dropout.
 
     Args:
-        below_one: refuse 1, too: what is left is divided by 1 - p.
+        name: of the argument, for the message.
+        value: the argument.
+        below_one: also reject 1, where remaining numbers are divided by 1 - p.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is outside [0, 1), or [0, 1].
+        TypeError: it is not a number.
+        ValueError: it is outside [0, 1), or outside [0, 1] if 1 is allowed.
     """
     if type(value) is not float and not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; expected a number")

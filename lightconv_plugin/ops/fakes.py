@@ -12,14 +12,14 @@ def like(x: Tensor) -> Tensor:
 
 
 def in_order_of(x: Tensor, shaped: Tensor) -> Tensor:
-    """Of the shape of ``shaped``; batch first where x (T, B, C) lies so."""
+    """Return a tensor of the shape of ``shaped``, with the batch outermost in memory if x (T, B, C) is stored so."""
     batch_first = shaped.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
     return like(shaped.transpose(0, 1)).transpose(0, 1) if batch_first else like(shaped)
 
 
 def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, ...]:
     _, softmax, _, _, need_x, need_weight, need_state, _, state = options
-    # LightConv's is a sum over all positions, and kept in float32 where a normalisation's derivative follows
+    # LightConv's kernel gradient, a sum over all positions, stays in float32 if a normalisation's derivative follows
     wide = weight.ndim == 2 and not softmax and x.dtype != torch.float64
     return (
         in_order_of(x, x) if need_x else x.new_empty(0),
@@ -29,8 +29,8 @@ def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tup
 
 
 def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, ...]:
-    given = x, weight, weight[:, 0]
-    return tuple(like(of) if needed else x.new_empty(0) for of, needed in zip(given, need, strict=True))
+    shaped = x, weight, weight[:, 0]  # tensors of the shapes of the three gradients; weight[:, 0] is as the bias
+    return tuple(like(tensor) if needed else x.new_empty(0) for tensor, needed in zip(shaped, need, strict=True))
 
 
 def pack_weight(weight: Tensor, precision: str) -> Tensor:
@@ -75,6 +75,6 @@ FAKES: dict[str, Callable[..., object]] = {
 
 
 def register() -> None:
-    """Tell torch of them; the library is loaded."""
+    """Register ``FAKES`` with torch. The library must be loaded."""
     for name, fake in FAKES.items():
         torch.library.register_fake(f"lightconv::{name}", fake)

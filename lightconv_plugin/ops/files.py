@@ -1,6 +1,7 @@
-"""Write files and folders that get their names when they are complete and on the disk. Imports Python's library alone.
+"""Write files and folders that get their names when they are complete and on the disk. Imports no third-party code.
 
-Until then they are ``.NAME.lightconv`` beside their place. A killed process leaves that; the next overwrites it.
+Until then they are named ``.NAME.lightconv``, in the same folder. If a process is killed, that file stays, and the next
+process overwrites it.
 """
 
 import contextlib
@@ -14,10 +15,10 @@ from typing import IO
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes the name ``path`` when the block ends, in place of what bore it.
+    """Open a file for writing that gets the name ``path`` when the block ends, replacing a file of that name.
 
     Raises:
-        OSError: it cannot be written; the message names ``path``, which is as it was.
+        OSError: the file cannot be written. The message names ``path``, which is unchanged.
     """
     partial = _in_the_making(path)
     try:
@@ -37,12 +38,10 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Make a folder to be filled, which takes the name ``path`` when the block ends; nothing may bear it.
-
-    The folders above it are made where they are missing.
+    """Make a folder to be filled, which gets the name ``path`` when the block ends. Make its parents if needed.
 
     Raises:
-        OSError: it cannot be written, or something has the name; the message names ``path``.
+        OSError: the folder cannot be written, or ``path`` exists. The message names ``path``.
     """
     if os.path.lexists(path):  # os.rename would replace an empty folder
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -61,7 +60,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _in_the_making(path: Path) -> Path:
-    """The name is as ``data_prep.common.outputs`` has it, so that its rule of foreign files knows it."""
+    """Return the temporary path of an incomplete file. ``data_prep.common.outputs`` recognises files by this name."""
     return path.with_name(f".{path.name}.lightconv")
 
 

@@ -1,8 +1,7 @@
 """Floating-point operations of the library's operators, for ``torch.utils.flop_counter.FlopCounterMode``.
 
-Counted is what PyTorch counts of its own operators: the products and sums of convolutions, linear layers and attention,
-2 for each product, at padding too. What it does not count is left out here as well: biases, normalisations, dropout,
-gates and losses.
+The rules are PyTorch's: products and sums of convolutions, linear layers and attention count, 2 for each product, also
+at padding. Biases, normalisations, dropout, gates and losses do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ Shape = Sequence[int]
 
 
 def convolution(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    """Each number of x (T, B, C) or (1, N, C) is the sum of K products."""
+    """Count a convolution of x (T, B, C) or (1, N, C): each number of the result is a sum of K products."""
     return 2 * prod(x) * weight[-1]
 
 
@@ -34,13 +33,13 @@ def conv_backward(
     state: Shape | None,
     **_: Any,
 ) -> int:
-    """The gradients of x, of the kernels and of the state take K products for each number that they are summed over."""
+    """Count the gradients of x, the kernels and the state: each takes K products for each number of x or state."""
     numbers = prod(x) * (need_x + need_weight) + (prod(state) if need_state and state is not None else 0)
     return 2 * numbers * weight[-1]
 
 
 def linear(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
-    """x (..., in) and weight (out, in)."""
+    """Count a linear layer: x (..., in) and weight (out, in)."""
     return 2 * prod(x) * weight[0]
 
 
@@ -49,12 +48,12 @@ def linear_backward(grad: Shape, x: Shape, weight: Shape, need_x: bool, need_wei
 
 
 def attend(query: Shape, keys: Shape, *_: Any, **__: Any) -> int:
-    """Each of N queries (1, N, C) with the S keys, and then the S values, of its sentence."""
+    """Count attention of N queries (1, N, C), each to the S keys and the S values of its sentence."""
     return 4 * prod(query) * keys[1]
 
 
 def packed_linear(x: Shape, packed: Shape, bias: Shape | None, out: int, *_: Any, **__: Any) -> int:
-    """x (..., in); the shape of packed weights does not tell how many numbers a row gives, ``out`` does."""
+    """Count a linear layer with packed weights: x (..., in). The width of the result is ``out``."""
     return 2 * prod(x) * out
 
 
@@ -93,9 +92,9 @@ def decoder_block(
     *_: Any,
     **__: Any,
 ) -> int:
-    """All linear layers of the block, its convolution and its attention, for each of N hypotheses (1, N, C).
+    """Count the block's linear layers, its convolution and its attention for N hypotheses (1, N, C).
 
-    The widths of layers are those of their biases, since weights may be packed.
+    Widths of layers are read from their biases, since weights may be packed.
     """
     width, _rows, channels = ring
     products = channels * (width + (conv_heads * width if dynamic else 0))
@@ -126,8 +125,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
 
 
 def register() -> None:
-    """Tell torch of them; the library is loaded."""
-    from torch.utils.flop_counter import register_flop_formula  # imports Triton, where there is one
+    """Register ``FORMULAS`` with torch. The library must be loaded."""
+    from torch.utils.flop_counter import register_flop_formula  # slow to import: it imports Triton, if installed
 
     for name, formula in FORMULAS.items():
         register_flop_formula(getattr(torch.ops.lightconv, name))(formula)

@@ -1,9 +1,9 @@
-"""The compiled library: built once per version of its sources, loaded once a process; NVRTC for GPUs.
+"""The compiled library: built once per version of its sources, loaded once per process; CUDA kernels by NVRTC.
 
-g++ 11 or later and torch's own headers are enough: the library uses LibTorch's stable ABI alone, so one file serves
-CPU and CUDA builds of every torch from 2.10 on, from a cache that processes share, or from a wheel. CUDA kernels are
-compiled when first launched, for the GPU at hand, by the NVRTC that every CUDA build of torch brings, into ``cuda`` of
-the same cache.
+Building takes g++ 11 or later and torch's own headers. The library only uses LibTorch's stable ABI, so one file serves
+CPU and CUDA builds of every torch from 2.10 on. It lies in a cache that processes share, or comes with a wheel. CUDA
+kernels are compiled when they are first launched, for the GPU in use, by the NVRTC that every CUDA build of torch
+contains. They are cached in the folder ``cuda`` of the same cache.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 SOURCES = Path(__file__).parent / "native" / "csrc"
-CORE_SECONDS = 90  # that all sources take, on one core of a Xeon at 2.5 GHz
+CORE_SECONDS = 90  # time to compile all sources on one core of a Xeon at 2.5 GHz
 
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
-# sources that are compiled for instructions which not every x86-64 has, with the flags of each time; which code runs is
-# decided at run time. vectors.cpp comes first, since it takes longest
+# Sources that are compiled several times, for instructions that not every x86-64 processor has, with the flags of each
+# compilation. The code to run is chosen at run time. vectors.cpp comes first, since it takes longest.
 X86_VARIANTS = {
     "vectors.cpp": [
         ["-DLIGHTCONV_TABLE=avx512_kernels", "-DLIGHTCONV_BITS=512", *AVX512],
@@ -52,7 +52,7 @@ X86_VARIANTS = {
         ["-DLIGHTCONV_INT8=avx512_vnni_int8", *AVX512, "-mavx512vnni"],
     ],
 }
-# and the flags for any machine: vectors.cpp has kernels for all, the others have none
+# The flags of these sources for any machine: vectors.cpp has kernels for all machines, the other sources have none.
 ANY_VARIANT = {
     "vectors.cpp": [["-DLIGHTCONV_TABLE=baseline_kernels", "-DLIGHTCONV_BITS=128"]],
     "bf16.cpp": [],
@@ -60,16 +60,16 @@ ANY_VARIANT = {
 }
 COMMON_FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
-    # -O3 would add what the kernels do by hand, and half as much compile time
+    # -O3 would add half of the compile time, for optimisations that the kernels have in their source
     *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-tree-loop-distribute-patterns"),
     *("-fno-math-errno", "-ffp-contract=fast"),
-    # vectors.cpp is large: its size alone would keep functions from being inlined, for up to 30 % of a kernel's time
+    # by default g++ stops inlining in a source as large as vectors.cpp, which costs up to 30 % of a kernel's time
     "--param=large-unit-insns=1000000",
 ]
 
-# The variables that limit the instructions of torch's kernels and of oneDNN's limit ours in the same way: bits of the
-# widest vectors, and the best units for products in bfloat16 and of 8-bit integers, by their numbers in
-# fused/linear.py.
+# The environment variables that limit the instructions of torch's and oneDNN's kernels also limit the library's.
+# ATEN_LIMITS: bits of the widest vectors. ONEDNN_LIMITS: those bits, and the best units for products in bfloat16 and of
+# 8-bit integers, as indices of BF16_UNITS and INT8_UNITS in fused/linear.py.
 ATEN_LIMITS = {"default": 128, "avx2": 256}
 ONEDNN_LIMITS = {
     **dict.fromkeys(("SSE41", "AVX"), (128, 0, 0)),
@@ -82,17 +82,20 @@ ONEDNN_LIMITS = {
 
 
 def load() -> str | None:
-    """Make ``torch.ops.lightconv`` available; None, or a sentence that says why it is not. Compiles at first use."""
-    with _lock:  # threads may call their first operators at the same time
+    """Make ``torch.ops.lightconv`` available. Return None, or the reason why it is not available.
+
+    Compiles the library if there is no compiled one.
+    """
+    with _lock:  # several threads may call their first operators at the same time
         return _load()
 
 
 def load_if_compiled() -> None:
-    """Load the library where nothing is to be compiled for it.
+    """Load the library if it is compiled already.
 
-    PyTorch's counter of floating-point operations knows the operators that were there when it was made.
+    A ``FlopCounterMode`` of PyTorch only counts operators that were registered before it was made.
     """
-    if os.path.exists(packaged_path()) or os.path.exists(cached_path()):  # false, too, where nothing may be read
+    if os.path.exists(packaged_path()) or os.path.exists(cached_path()):  # False for a folder that may not be read
         load()
 
 
@@ -125,26 +128,25 @@ def _limit_instructions() -> None:
 
 
 class BuildError(RuntimeError):
-    """The library could not be compiled; the message says why and what to do."""
+    """The library could not be compiled. The message gives the reason and the remedy."""
 
 
 def cache_folder() -> Path:
-    """Return where compiled files are kept: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder."""
+    """Return the folder of compiled files: $LIGHTCONV_CACHE, or lightconv_plugin in the user's cache folder."""
     if chosen := os.environ.get("LIGHTCONV_CACHE"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightconv_plugin"
 
 
 def compiler() -> str:
-    """$CXX, or the first C++ compiler on the path.
+    """Return the path of $CXX, or of the first C++ compiler in $PATH.
 
     Raises:
-        BuildError: there is none.
+        BuildError: there is no compiler.
     """
     for name in filter(None, (os.environ.get("CXX"), "g++", "c++")):
-        found = shutil.which(name)
-        if found:
-            return found
+        if path := shutil.which(name):
+            return path
     raise BuildError(
         "no C++ compiler was found (looked for $CXX, g++, c++). Install g++ 11 or later "
         "(Debian, Ubuntu: apt install g++; conda: conda install gxx), or set CXX"
@@ -152,10 +154,10 @@ def compiler() -> str:
 
 
 def library_path() -> Path:
-    """The compiled library: the package's own (see ``lightconv_plugin.wheel``), or the cache's, compiled if need be.
+    """Return the compiled library: the package's (see ``lightconv_plugin.wheel``), or the cache's, compiled if needed.
 
     Raises:
-        BuildError: no compiler, or the compiler's own message.
+        BuildError: there is no compiler, the compiler failed, or the cache cannot be written.
     """
     if (packaged := packaged_path()).exists():
         return packaged
@@ -166,8 +168,8 @@ def library_path() -> Path:
     cxx = compiler()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with open(cache / "build.lock", "ab") as lock:  # who waits for another process takes what that made
-            with contextlib.suppress(OSError):  # a file system without locks: at worst both compile
+        with open(cache / "build.lock", "ab") as lock:  # a process that waited here uses the other's library
+            with contextlib.suppress(OSError):  # a file system without locks: at worst both processes compile
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 library = _compile(cxx, cache)
@@ -181,7 +183,7 @@ def library_path() -> Path:
 
 
 def cached_path() -> Path:
-    """Return the path in the cache of a library compiled from these sources. It need not be there."""
+    """Return the path in the cache of a library compiled from these sources. The file may not exist."""
     digest = hashlib.sha256(fingerprint_of_sources().encode())
     # a container's C library may be older than that of the machine with which it shares the cache
     for text in (platform.machine(), repr(platform.libc_ver()), repr((COMMON_FLAGS, X86_VARIANTS, ANY_VARIANT))):
@@ -190,12 +192,12 @@ def cached_path() -> Path:
 
 
 def packaged_path() -> Path:
-    """The place in the package of a library that was compiled from these very sources. It need not be there."""
+    """Return the path in the package of a library compiled from these sources. The file may not exist."""
     return SOURCES.parent / f"native-{fingerprint_of_sources()}.so"
 
 
 def compilations() -> list[tuple[Path, list[str]]]:
-    """Return each source and its flags on this kind of machine; those that take longest come first."""
+    """Return pairs of a source and its flags on this kind of machine, those that compile longest first."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     sources = sorted(SOURCES.rglob("*.cpp"), key=lambda path: path.name not in X86_VARIANTS)
     return [
@@ -206,22 +208,22 @@ def compilations() -> list[tuple[Path, list[str]]]:
 
 
 def fingerprint_of_sources() -> str:
-    """A digest of all files of the library."""
+    """Return a digest of the names and contents of all source files."""
     digest = hashlib.sha256()
     for path in sorted(path for path in SOURCES.rglob("*") if path.is_file()):
         digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _say(text: str) -> None:
-    """Write to stderr: who waits for a compiler has seldom configured a logger."""
+def _print_notice(text: str) -> None:
+    """Print to stderr, where a user who waits for a compiler sees it without configuring a logger."""
     print(f"lightconv_plugin: {text}", file=sys.stderr, flush=True)
 
 
 def _compile(cxx: str, cache: Path) -> bytes:
-    """Compile all sources side by side and link, outside the cache: a killed build leaves nothing there."""
+    """Compile all sources in parallel, link and return the library. A killed build leaves nothing in the cache."""
     sources, cores = compilations(), min(8, len(os.sched_getaffinity(0)))
-    _say(
+    _print_notice(
         f"compiling its C++ into {cache}, once; about {max(30, CORE_SECONDS // cores)} seconds on {cores} idle cores "
         "(python -m lightconv_plugin.info does it beforehand)"
     )
@@ -229,31 +231,36 @@ def _compile(cxx: str, cache: Path) -> bytes:
     include = [f"-I{torch_root / 'include'}", f"-I{SOURCES}", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
     with tempfile.TemporaryDirectory(prefix="lightconv-build-") as folder:
 
-        def one(number: int, source: Path, flags: list[str]) -> str:
+        def compile_source(number: int, source: Path, flags: list[str]) -> str:
             target = f"{folder}/{number}.o"
             _run([cxx, *COMMON_FLAGS, *flags, *include, "-c", str(source), "-o", target])
             return target
 
-        with ThreadPoolExecutor(cores) as pool:  # the three largest take up to half a gigabyte each
-            objects = list(pool.map(one, itertools.count(), *zip(*sources, strict=True)))
-        whole = Path(folder) / "native.so"  # without an rpath: the process has loaded its torch's libtorch_cpu before
-        _run([cxx, "-shared", *objects, "-o", str(whole), f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-ldl"])
-        return whole.read_bytes()
+        with ThreadPoolExecutor(cores) as pool:  # the three largest compilations take up to half a gigabyte each
+            objects = list(pool.map(compile_source, itertools.count(), *zip(*sources, strict=True)))
+        linked = Path(folder) / "native.so"  # needs no rpath: the process has loaded its torch's libtorch_cpu already
+        _run([cxx, "-shared", *objects, "-o", str(linked), f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-ldl"])
+        return linked.read_bytes()
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        said = lines[0] if lines else f"exit {done.returncode}"
-        raise BuildError(f"{Path(command[0]).name} failed ({said}); GNU g++ 11 or later is expected: set CXX to one")
+    """Run a compiler.
+
+    Raises:
+        BuildError: it failed; the message has the compiler's first error.
+    """
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error" in line.lower()] or result.stderr.splitlines()
+        message = lines[0] if lines else f"exit {result.returncode}"
+        raise BuildError(f"{Path(command[0]).name} failed ({message}); GNU g++ 11 or later is expected: set CXX to one")
 
 
 @functools.cache
 def cuda_unusable() -> str | None:
-    """Return the reason why no kernel can be compiled, or None, and then the library knows where things are.
+    """Return the reason why CUDA kernels cannot be compiled, or None.
 
-    The library is loaded.
+    If they can, pass the library the paths of its sources, NVRTC and the cache. The library must be loaded.
     """
     if torch.version.cuda is None:
         return "it runs on NVIDIA GPUs; this torch is built without CUDA"
@@ -261,7 +268,7 @@ def cuda_unusable() -> str | None:
     try:
         if not cache.is_dir():
             cache.mkdir(parents=True, exist_ok=True)
-            _say(
+            _print_notice(
                 f"CUDA kernels are compiled into {cache} when they are first launched, in half a second each, once: "
                 "a first training takes up to a minute longer"
             )
@@ -269,7 +276,7 @@ def cuda_unusable() -> str | None:
         return (
             f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
         )
-    # torch opens its NVRTC, wherever that is installed, by this file, in which its functions are then found
+    # torch's stub: it loads NVRTC from wherever that is installed, and has pointers to NVRTC's functions
     nvrtc = Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"
     torch.ops.lightconv.cuda_configure(str(SOURCES), str(nvrtc), str(cache))
     return None
@@ -277,14 +284,14 @@ def cuda_unusable() -> str | None:
 
 @contextlib.contextmanager
 def compiled_together() -> Iterator[None]:
-    """Compile all kernels that are launched within, at the end and side by side; within none runs.
+    """Collect the kernels that are launched within the block, and compile them in parallel at its end.
 
-    What operators return within is whatever memory held.
+    No kernel runs within the block, so operators return uninitialised memory there.
     """
     torch.ops.lightconv.cuda_gather(True)
     try:
         yield
     finally:
-        began = perf_counter()
+        start = perf_counter()
         count = torch.ops.lightconv.cuda_gather(False)
-        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - began)
+        logger.info("%d CUDA kernels are ready after %.1f seconds", count, perf_counter() - start)

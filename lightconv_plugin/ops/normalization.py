@@ -64,10 +64,10 @@ def normalize_kernel(weight: Tensor, normalization: Normalization = "softmax") -
 
 
 def prepare_kernel(weight: Tensor, normalization: Normalization, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """Return kernels for a compiled operator, and True if they are logits of which it takes the softmax.
+    """Return kernels for a compiled operator, and True if they are logits of which it must take the softmax.
 
-    Logits, and kernels that are not normalised, are of ``dtype``; normalised kernels may be of a wider type. Logits
-    that ``dtype`` cannot hold, such as LightConv's parameters under autocast, are normalised before they are rounded.
+    Logits and unnormalised kernels have the type ``dtype``; kernels normalised here may have a wider type. Logits of a
+    wider type than ``dtype``, such as LightConv's parameters under autocast, are normalised before they are rounded.
 
     Raises:
         ValueError: an unknown name.

@@ -1,27 +1,26 @@
-"""The operators of the paper in plain PyTorch: the definition that every other backend is tested against.
+"""The operators of the paper in plain PyTorch: the reference implementation that every backend is tested against.
 
-Shapes: x is (T, B, C); a kernel has K weights, one kernel a head, H heads; the C channels fall into H groups of
-R = C / H neighbours that share their head's kernel (section 3). For a position i and a channel c of head h
+Shapes: x is (T, B, C). There are H heads, each with a kernel of K weights. The C channels are split into H groups of
+R = C / H neighbours, which share the kernel of their head (section 3). For a position i and a channel c of head h
 
     out[i, b, c] = sum over j = 0..K-1 of  w[.., h, j] * x[i + j - padding_l, b, c]
 
-where x is zero outside 0..T-1, or, before 0, a state that is given. ``padding_l = K - 1`` is the causal convolution of
-a decoder, ``K // 2`` the "same" convolution of an encoder. In LightConv w is one (H, K) table for all positions; in
-DynamicConv each position has its own, w: (T, B, H, K), predicted from x[i] (section 4).
+where x is zero outside 0..T-1; an initial state replaces the zeros before position 0. ``padding_l = K - 1`` is the
+causal convolution of a decoder, ``K // 2`` the "same" convolution of an encoder. In LightConv one table w (H, K) serves
+all positions. In DynamicConv each position has its own kernels, w: (T, B, H, K), predicted from x[i] (section 4).
 
 Three decisions that the paper leaves open:
 
-* The kernel is normalised over all its K weights, also where the sequence is shorter than the kernel, so that the
-  weights that fall on the padding take their share. One step of decoding with t < K inputs so far therefore
-  normalises all K logits first and then uses the last t.
-* DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, LightConv's
-  shared kernel included: a position sees its own thinned copy. This follows the code behind the published results and
-  departs from the paper's text, which drops entries of softmax(W): of LightConv's one kernel, for all positions and
-  sentences. ``modules.LightweightConv`` does that with dropconnect_per="kernel".
+* The kernel is normalised over all its K weights, also where some of them fall on the padding. A step of decoding with
+  t < K inputs so far therefore normalises all K logits and then uses the last t weights.
+* DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, also of
+  LightConv's shared kernel. This follows the code behind the published results. The paper's text differs: it drops
+  entries of softmax(W), which for LightConv is one mask for all positions and sentences.
+  ``modules.LightweightConv`` does that with dropconnect_per="kernel".
 * When x is float16 or bfloat16, weights are normalised and products summed in float32, and the sum is rounded to x's
   type.
 
-This module imports torch alone and runs on any device.
+This module runs on any device.
 """
 
 import torch
@@ -46,7 +45,7 @@ def light_conv(
         x: (T, B, C), any floating type, any strides.
         weight: (H, K) logits; H divides C.
         padding_l: zeros before the first position, 0..K-1; K-1-padding_l follow the last.
-        normalization: how kernels are normalised over K, one of ``NORMALIZATIONS``.
+        normalization: the normalisation of kernels over K, a name in ``NORMALIZATIONS``.
         dropconnect: probability with which a normalised weight is dropped; 0 outside training.
         initial_state: (padding_l, B, C), the inputs before the first position, in place of zeros.
 
@@ -85,12 +84,12 @@ def dynamic_conv(
 
 
 def epilogue(out: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None) -> Tensor:
-    """Finish a convolution: act(out + bias) + residual, in PyTorch's calls, so that 16-bit types round after each.
+    """Return act(out + bias) + residual. Each operation rounds its result to its type, also for 16-bit types.
 
     Args:
-        out: what the convolution gives, (..., C).
+        out: (..., C), the result of a convolution.
         bias: (C,).
-        activation: None, "silu" or "swish", which are the same: z * sigmoid(z).
+        activation: None, or "silu" or "swish", two names of z * sigmoid(z).
         residual: as out.
 
     Returns:
@@ -104,21 +103,21 @@ def epilogue(out: Tensor, bias: Tensor | None, activation: str | None, residual:
 
 
 def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> Tensor:
-    """The last K - 1 inputs (K - 1, B, C), those of ``initial_state`` and zeros among them where T is less."""
+    """Return the last K - 1 inputs (K - 1, B, C). If T < K - 1, the first are of ``initial_state``, or zeros."""
     if initial_state is None:
         initial_state = x.new_zeros(width - 1, *x.shape[1:])
     return torch.cat([initial_state, x])[x.shape[0] :]  # len() would fix the length of a recorded program
 
 
 def conv_step(window: Tensor, weight: Tensor, *, normalization: Normalization = "softmax") -> Tensor:
-    """Either convolution at one position of a decoder.
+    """LightConv or DynamicConv at one position of a decoder.
 
     Args:
         window: (t, B, C), the last t <= K inputs, the current one last.
         weight: logits: LightConv's (H, K), or DynamicConv's (1, B, H, K) of the current position.
 
     Returns:
-        (1, B, C): what ``light_conv`` or ``dynamic_conv`` with padding_l = K - 1 gives at this position.
+        (1, B, C), as ``light_conv`` or ``dynamic_conv`` with padding_l = K - 1 gives at this position.
     """
     inputs, batch, channels = window.shape
     heads, width = weight.shape[-2:]
@@ -129,11 +128,11 @@ def conv_step(window: Tensor, weight: Tensor, *, normalization: Normalization = 
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The gate in front of the convolution (section 3), zero at padding.
+    """Apply the gated linear unit before the convolution (section 3), and set padding to zero.
 
     Args:
         x: (T, B, 2C), values and then gates.
-        padding_mask: (B, T), true where x is padding; None where nothing is.
+        padding_mask: (B, T), true at padding; None if there is no padding.
 
     Returns:
         (T, B, C) of x's type.
@@ -143,9 +142,9 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def _sum_of_taps(x: Tensor, kernel: Tensor, padding_l: int, initial_state: Tensor | None) -> Tensor:
-    """The equation, tap by tap: x (T, B, C) and normalised kernels (..., H, K) that broadcast to (T, B, H, K).
+    """Compute the equation for x (T, B, C) and normalised kernels (..., H, K), which broadcast to (T, B, H, K).
 
-    An input that is infinite or NaN reaches the positions whose kernel covers it, and no other.
+    The sum runs tap by tap. An infinite or NaN input affects only the positions whose kernel covers it.
     """
     time, width = x.shape[0], kernel.shape[-1]
     padded = F.pad(_for_sums(x), (0, 0, 0, 0, padding_l, width - 1 - padding_l))
@@ -160,5 +159,5 @@ def _sum_of_taps(x: Tensor, kernel: Tensor, padding_l: int, initial_state: Tenso
 
 
 def _for_sums(x: Tensor) -> Tensor:
-    """``x`` in the type that its products are summed in."""
+    """Return ``x`` in the type in which its products are summed."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

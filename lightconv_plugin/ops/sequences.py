@@ -1,8 +1,11 @@
-"""Turn layouts, states and packed sentences into sequences (T, B, C), which every backend takes, differentiably.
+"""Convert layouts, states and packed sentences to sequences (T, B, C), which every backend takes, differentiably.
 
-Native code on a CPU reads packed sentences and states where they are, and the reference implementation takes states.
-Elsewhere the inputs before a sentence (its state, or zeros) are put in front of it, kernels of ones in front of its
-kernels, and the outputs at those positions are left out.
+Native code on a CPU takes packed sentences and states as they are; the reference implementation takes states. In all
+other cases the inputs before a sentence (its state, or zeros) are put in front of it, with kernels of ones, and the
+outputs at those positions are dropped:
+
+    packed x      a a a b b          two sentences, a and b
+    with gaps     . . a a a . . b b  each "." is a zero, or an input of the sentence's state
 """
 
 from collections.abc import Callable
@@ -27,9 +30,16 @@ def convolve(
     return_state: bool,
     native: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Run ``conv`` on sentences in any of the layouts of ``api.light_conv``; a state that is not asked for is None.
+    """Run ``conv`` on sentences in any of the layouts of ``api.light_conv``.
 
-    Native code on a CPU takes states and the offsets of packed sentences, the reference implementation states alone.
+    Args:
+        conv: one of the two convolutions of a backend, with all its options but the offsets and the state.
+        x, weight, padding_l: as for ``api.light_conv``.
+        batch_first, offsets, state, return_state: likewise; ``offsets`` are its ``cu_seqlens``.
+        native: ``conv`` is native code.
+
+    Returns:
+        The result in the layout of x, and the final state, or None without ``return_state``.
     """
     width, on_cpu = weight.shape[-1], native and x.is_cpu
     state = _transposed(state) if batch_first else state
@@ -57,14 +67,14 @@ def convolve(
 
 
 def _transposed(x: Any) -> Any:
-    """Exchange the first two dimensions, batch and time; LightConv's kernels and None have neither."""
+    """Exchange the first two dimensions, batch and time. LightConv's kernels, which have neither, and None stay."""
     return x if x is None or x.ndim == 2 else x.transpose(0, 1)
 
 
 def _convolve_behind(
     conv: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, initial_state: Tensor
 ) -> Tensor:
-    """Convolve x (T, B, C) behind a state (K - 1, B, C)."""
+    """Convolve x (T, B, C) that follows a state (K - 1, B, C)."""
     length = initial_state.shape[0]
     if weight.ndim == 4:
         weight = F.pad(weight, (0, 0, 0, 0, 0, 0, length, 0), value=1.0)
@@ -79,32 +89,33 @@ def convolve_packed(
     cu_seqlens: Tensor,
     initial_state: Tensor | None,
 ) -> Tensor:
-    """Convolve packed sentences (total, 1, C), each behind as many positions as a kernel reaches: zeros, or its state.
+    """Convolve packed sentences (total, 1, C) as one sequence with gaps; see the module's picture.
 
-    The offsets stay on their device, so that a GPU is not waited for. No size is compared with another, so that a
-    recorded program takes any number of sentences.
+    Gaps are as long as a kernel reaches to one side. The offsets stay on their device, so the host does not wait for a
+    GPU. No size is compared with another, so a recorded program takes any number of sentences.
     """
     gap = max(padding_l, weight.shape[-1] - 1 - padding_l)
-    offsets, positions = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
-    # of each row of the longer sequence: its sentence, its position after the sentence's gap began, its row in x
-    places = torch.arange(x.shape[0] + gap * (offsets.shape[0] - 1), device=x.device)
-    begins = offsets + gap * torch.arange(offsets.shape[0], device=x.device)
-    sentence = torch.searchsorted(begins, places, right=True) - 1
-    position = places - begins[sentence]
-    row, in_gap = places - gap * (sentence + 1), position < gap
+    offsets, rows = cu_seqlens.long(), torch.arange(x.shape[0], device=x.device)
+    # for each row of the sequence with gaps: its sentence, its position counted from the start of that sentence's gap,
+    # and, after the gap, its row in x
+    gapped_rows = torch.arange(x.shape[0] + gap * (offsets.shape[0] - 1), device=x.device)
+    gap_starts = offsets + gap * torch.arange(offsets.shape[0], device=x.device)
+    sentence = torch.searchsorted(gap_starts, gapped_rows, right=True) - 1
+    position = gapped_rows - gap_starts[sentence]
+    row_in_x, in_gap = gapped_rows - gap * (sentence + 1), position < gap
     if initial_state is None:
-        spread = _select(x.new_zeros(1, *x.shape[1:]), x, in_gap, 0, row)
+        gapped = _select(x.new_zeros(1, *x.shape[1:]), x, in_gap, 0, row_in_x)
     else:
         state = initial_state.flatten(0, 1).unsqueeze(1)
-        spread = _select(state, x, in_gap, position * initial_state.shape[1] + sentence, row)
+        gapped = _select(state, x, in_gap, position * initial_state.shape[1] + sentence, row_in_x)
     if weight.ndim == 4:
-        weight = _select(weight.new_ones(1, *weight.shape[1:]), weight, in_gap, 0, row)
-    rows = positions + gap * torch.searchsorted(offsets, positions, right=True)
-    return conv(spread, weight).index_select(0, rows)
+        weight = _select(weight.new_ones(1, *weight.shape[1:]), weight, in_gap, 0, row_in_x)
+    sentence_rows = rows + gap * torch.searchsorted(offsets, rows, right=True)
+    return conv(gapped, weight).index_select(0, sentence_rows)
 
 
 def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state: Tensor | None) -> Tensor:
-    """Return the last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or, packed, (total, 1, C)."""
+    """Return the last K - 1 inputs (K - 1, B, C) of sentences x (T, B, C), or of packed sentences x (total, 1, C)."""
     if cu_seqlens is None:
         return reference.final_state(x, width, initial_state)
     length = width - 1
@@ -112,7 +123,7 @@ def final_state(x: Tensor, width: int, cu_seqlens: Tensor | None, initial_state:
         initial_state = x.new_zeros(length, cu_seqlens.shape[0] - 1, x.shape[2])
     offsets, sentence = cu_seqlens.long(), torch.arange(initial_state.shape[1], device=x.device)
     rows = offsets[sentence + 1] - torch.arange(length, 0, -1, device=x.device).unsqueeze(1)
-    position = rows - offsets[sentence]  # below 0: before the sentence's first, in its state
+    position = rows - offsets[sentence]  # negative: an input of the sentence's initial state
     in_state = (position + length) * initial_state.shape[1] + sentence
     return _select(initial_state.flatten(0, 1), x.squeeze(1), position < 0, in_state, rows)
 

@@ -1,14 +1,14 @@
-"""One step of decoding: both operators with the inputs so far as a state, which follows beam search.
+"""One step of decoding: both operators, with the earlier inputs in a state that beam search can reorder.
 
-The state is a dictionary of tensors, as fairseq's incremental state holds them. Its form is that of the backend chosen
-at the first step, which then takes all that follow:
+The state is a dictionary of tensors, as in fairseq's incremental state. Its form depends on the backend chosen at the
+first step, which then runs all later steps:
 
-* of the definition, a window that each step copies. inputs: (t, B, C), the last t < K inputs, oldest first. Gradients
-  flow through it.
-* of the native code, a ring that never moves, in which a step writes in place; to reorder hypotheses changes a table.
-    ring: (K, M, C), M >= N; position p lies in slot p % K. K slots, so that none is read and written in one step.
-    ancestors: (K, N) int32, the row of each slot that holds hypothesis n's input.
-    position: (1,) int64 on the tensors' device, how many inputs there were.
+* The reference implementation has a window, which each step copies. Gradients flow through it.
+    inputs: (t, B, C), the last t < K inputs, oldest first.
+* Native code has a ring buffer, in which a step writes in place. Reordering hypotheses changes a table only.
+    ring: (K, M, C), M >= N; the input at position p is in slot p % K. With K slots no step reads the slot it writes.
+    ancestors: (K, N) int32, for each slot the row of the ring that holds hypothesis n's input.
+    position: (1,) int64 on the tensors' device, the number of inputs so far.
 """
 
 import torch
@@ -30,25 +30,26 @@ def conv_step(
     normalization: Normalization = "softmax",
     backend: Backend = "auto",
 ) -> tuple[Tensor, State]:
-    """LightConv or DynamicConv at the newest position of a decoder, or at its newest T, one after the other.
+    """LightConv or DynamicConv at the newest T positions of a decoder.
 
     Args:
-        x: (T, B, C), the newest inputs; mostly T = 1. With T = 0 nothing happens.
+        x: (T, B, C), the newest inputs; usually T = 1. T = 0 changes nothing.
         weight: logits: LightConv's (H, K), or DynamicConv's (T, B, H, K) of these positions.
-        state: the one that the previous step returned; None or empty before the first.
-        normalization, backend: as for ``light_conv``. The backend that begins a state takes all its steps.
+        state: the state that the previous step returned; None or empty before the first step.
+        normalization, backend: as for ``light_conv``. The backend of the first step runs all later steps.
 
     Returns:
-        (T, B, C), the result of the full sequence with padding_l = K - 1 at these positions, and the next step's state.
-        The state that was passed is used up: copy it first (``copy.deepcopy``) to come back to it.
+        (T, B, C), as the convolution of the full sequence with padding_l = K - 1 gives at these positions, and the
+        state for the next step. The state that was passed must not be used again: copy it first (``copy.deepcopy``)
+        to take other steps from it.
 
     Raises:
-        ValueError: shapes that do not fit, a state of another kernel or of inputs of another size or type than x, one
-            that the native backend began and cannot go on with, or an unknown normalisation or backend.
+        ValueError: shapes that do not fit; a state of another kernel, or of inputs of another size or type than x; a
+            state of the native backend, which does not support this step; an unknown normalisation or backend.
     """
     dynamic = isinstance(weight, Tensor) and weight.ndim == 4
     check_operands("conv_step", x, weight, dynamic)
-    if x.shape[0] != 1:  # len() would warn where a program is recorded
+    if x.shape[0] != 1:  # len() would warn while a program is recorded
         outs = [x[:0]]
         for t in range(x.shape[0]):
             kernel = weight[t : t + 1] if dynamic else weight
@@ -57,7 +58,7 @@ def conv_step(
         return torch.cat(outs), state or {}
     if state:
         native = "ring" in state
-        _check_begun(state, x, weight)
+        _check_state(state, x, weight)
     else:
         native = choose_backend("conv_step", backend, x, weight) == "native"
     if not native:
@@ -69,11 +70,11 @@ def conv_step(
     return torch.ops.lightconv.conv_step(*operands), state
 
 
-def _check_begun(state: State, x: Tensor, weight: Tensor) -> None:
-    """Check that a step of ``conv_step`` continues its state.
+def _check_state(state: State, x: Tensor, weight: Tensor) -> None:
+    """Check that a state fits the arguments of ``conv_step``.
 
     Raises:
-        ValueError: the state is of another kernel or other inputs, or its backend cannot take the step.
+        ValueError: the state is of another kernel or other inputs, or its backend does not support the step.
     """
     native, width = "ring" in state, weight.shape[-1]
     inputs = state["ring" if native else "inputs"]
@@ -95,17 +96,21 @@ def _check_begun(state: State, x: Tensor, weight: Tensor) -> None:
 def reorder_state(state: State, new_order: Tensor) -> State:
     """Reorder the beams: hypothesis b gets the history of new_order[b]. Their number may change.
 
-    The state that was passed is used up: the new one may share its memory. Copy it first (``copy.deepcopy``) to order
-    it twice.
+    The state that was passed must not be used again, since the new one may share its memory. Copy it first
+    (``copy.deepcopy``) to reorder it in two ways.
+
+    Args:
+        state: of ``conv_step`` or ``push``.
+        new_order: (B',) int32 or int64, indices of the present hypotheses.
     """
     if "ring" not in state:
         return {name: value.index_select(1, new_order) for name, value in state.items()}
     ring = state["ring"]
-    # not index_select, which on a CPU takes three times as long
+    # gather takes a third of the time of index_select on a CPU
     ancestors = state["ancestors"].gather(1, new_order.long().expand(len(ring), -1))
     if len(new_order) <= ring.shape[1]:
         return {**state, "ancestors": ancestors}
-    # more hypotheses than the ring has rows: each gets its own row, which holds its past
+    # more hypotheses than the ring has rows: build a larger ring, in which each hypothesis has its own row
     slots = torch.arange(len(ring), device=ring.device).unsqueeze(1)
     ring = ring[slots, ancestors.long()]
     rows = torch.arange(len(new_order), dtype=torch.int32, device=ring.device).repeat(len(ring), 1)
@@ -113,12 +118,15 @@ def reorder_state(state: State, new_order: Tensor) -> State:
 
 
 def push(x: Tensor, state: State | None, size: int | None) -> tuple[Tensor, State]:
-    """Append an input (1, B, C) to a window: the last t <= size inputs (t, B, C), and the state for the next step.
+    """Append an input to a window of the latest inputs.
 
     Args:
-        x: the newest input.
-        state: the one that the previous step returned; None or empty before the first.
-        size: how many inputs a step sees; None for all.
+        x: (1, B, C), the newest input.
+        state: the state that the previous step returned; None or empty before the first step.
+        size: the largest number of inputs in a window; None for all.
+
+    Returns:
+        The window, (t, B, C) of the last t <= size inputs, and the state for the next step.
 
     Raises:
         ValueError: the state is of other hypotheses or channels than x.
@@ -126,21 +134,22 @@ def push(x: Tensor, state: State | None, size: int | None) -> tuple[Tensor, Stat
     if state:
         check_held(state["inputs"], x)
         x = torch.cat([state["inputs"], x])
-    # the next step needs one less than the window holds then; counted from the end, a recorded program takes any length
-    kept = x if size is None else x[1 - size :] if size > 1 else x[:0]
-    return x, {"inputs": kept}
+    # The next step adds one input, so it needs size - 1 of these. Counting from the end works for any length in a
+    # recorded program.
+    latest = x if size is None else x[1 - size :] if size > 1 else x[:0]
+    return x, {"inputs": latest}
 
 
-def check_held(held: Tensor, x: Tensor) -> None:
-    """Check that a tensor of a state, (any, B, C), has the hypotheses and channels of x (1, B, C).
+def check_held(tensor: Tensor, x: Tensor) -> None:
+    """Check that a tensor of a state, (any, B, C), has as many hypotheses and channels as x (1, B, C).
 
     Raises:
-        ValueError: it has not.
+        ValueError: the numbers differ.
     """
-    if held.shape[1:] != x.shape[1:]:
+    if tensor.shape[1:] != x.shape[1:]:
         raise ValueError(
-            f"the state is of {held.shape[1]} hypotheses with {held.shape[2]} numbers each; got x {tuple(x.shape)}. "
-            "Re-order the state when hypotheses come or go"
+            f"the state is of {tensor.shape[1]} hypotheses with {tensor.shape[2]} numbers each; "
+            f"got x {tuple(x.shape)}. Re-order the state when hypotheses come or go"
         )
 
 

@@ -42,8 +42,6 @@ WITHOUT_PRODUCTS = {
         "step_candidates",
         "search_step",
         "pack_weight",
-        "update_decide",
-        "adam_step",
     ),
 }
 

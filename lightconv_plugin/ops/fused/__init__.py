@@ -1,1 +1,1 @@
-"""Fused operators beside the paper's: what training and generation spend their time on, next to the convolutions."""
+"""Fused operators other than the convolutions, for the parts of training and generation that take the most time."""

@@ -1,6 +1,6 @@
-"""Fused operators of generation: defined in PyTorch, and in C++ where the library takes them.
+"""Fused operators of generation: a reference implementation in PyTorch, and the library's operator where it is faster.
 
-Nothing here records gradients in C++: where they are wanted, PyTorch does the work.
+The library's operators record no gradients. Where gradients are needed, the reference implementation runs.
 """
 
 import math
@@ -12,17 +12,17 @@ from torch import Tensor
 from lightconv_plugin.ops.backend import takes
 from lightconv_plugin.ops.fused.train import dropout, masked_softmax
 
-MOST_CANDIDATES, MOST_BEAMS = 32, 32  # that ``step_candidates`` and ``search_step`` take on a GPU
-NEVER = -1  # the step in which a hypothesis ended that there is not
+MOST_CANDIDATES, MOST_BEAMS = 32, 32  # limits of ``step_candidates`` and ``search_step`` on a GPU
+NEVER = -1  # sentinel in ``Beams.steps``: this beam slot holds no finished hypothesis
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
-    """Multi-head attention of one query a row over a sentence's positions (Vaswani et al., 2017).
+    """Multi-head attention (Vaswani et al., 2017) of one query a row to all positions of the row's sentence.
 
     Args:
         query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
         keys, values: (sentences, S, C).
-        padding: (sentences, S), true at positions that nobody may see; None for none.
+        padding: (sentences, S), true at padding, which is not attended to; None if there is no padding.
         sentence: (N,) int64, the sentence that each row attends to.
         heads: a divisor of C.
 
@@ -38,25 +38,25 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, 
 def attend_with_weights(
     query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int, p: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """``attend``'s definition, which also gives the weights (N, heads, S); a softmax of half precision in float32.
+    """Reference implementation of ``attend``, which also returns the weights (N, heads, S).
 
-    The weights are dropped with probability p, for the output alone.
+    The softmax is in float32 for 16-bit types. For the output alone, weights are dropped with probability p.
     """
     _, rows, channels = query.shape
     split = (rows, keys.shape[1], heads, channels // heads)
-    own_keys, own_values = keys[sentence].view(split), values[sentence].view(split)
+    row_keys, row_values = keys[sentence].view(split), values[sentence].view(split)
     q = query.view(rows, heads, channels // heads) / math.sqrt(channels // heads)
-    logits = torch.einsum("nhr,nshr->nhs", q, own_keys)
+    logits = torch.einsum("nhr,nshr->nhs", q, row_keys)
     weights = masked_softmax(logits, None if padding is None else ~padding[sentence].unsqueeze(1))
-    kept = dropout(weights, p) if p > 0 else weights
-    out = torch.einsum("nhs,nshr->nhr", kept.to(query.dtype), own_values)
+    dropped = dropout(weights, p) if p > 0 else weights
+    out = torch.einsum("nhs,nshr->nhr", dropped.to(query.dtype), row_values)
     return out.reshape(1, rows, channels), weights
 
 
 class BlockWeights(NamedTuple):
-    """Weights of a decoder's block, under the names that the operator ``decoder_block`` has for them.
+    """Weights of a decoder's block, by the names of the arguments of the operator ``decoder_block``.
 
-    Those of linear layers are (out, in), or as ``pack_weight`` gives them.
+    Weights of linear layers are (out, in), or packed by ``pack_weight``.
 
     Attributes:
         in_weight, in_bias: of the layer into the convolution.
@@ -106,12 +106,12 @@ def decoder_block(
 ) -> Tensor:
     """Compute one position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward.
 
-    ``models.layers.DecoderBlock`` is the reference implementation. Only where the library ``takes`` it.
+    ``models.layers.DecoderBlock`` is the reference implementation. Call this only if the library ``takes`` the block.
 
     Args:
         x: (1, N, C).
         weights: of the block.
-        inputs: the convolution's state, as ``conv_step`` of the native backend gave it; changed in place.
+        inputs: the convolution's state, as returned by ``conv_step`` of the native backend; changed in place.
         source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
         conv_heads: H, of the convolution.
         heads: of the attention.
@@ -142,23 +142,23 @@ def step_candidates(
     unk: int,
     unk_penalty: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuations of each sentence: score so far plus log-probability of the next token.
+    """Return the best continuations of each sentence, by score so far plus log-probability of the next token.
 
     Args:
         logits: (sentences * beams, V).
-        scores: (sentences * beams,), float32, those so far.
-        limits: (3,) int64: the step, counted from 0; before which step no hypothesis may end; from which step on it
-            must. A tensor, so that a graph serves all steps.
-        beams: hypotheses of a sentence.
-        count: how many continuations; at most beams * V.
+        scores: (sentences * beams,), float32, the scores so far.
+        limits: (3,) int64: the step, counted from 0; the first step in which a hypothesis may end; the first step in
+            which it must end. A tensor, so that one captured CUDA graph serves all steps.
+        beams: number of hypotheses per sentence.
+        count: number of continuations per sentence; at most beams * V.
         temperature: divides the logits.
-        pad: a token that is never taken.
-        eos: the end.
-        unk, unk_penalty: a token, and what its log-probability is lowered by.
+        pad: the padding token, which is never chosen.
+        eos: the token that ends a hypothesis.
+        unk, unk_penalty: the unknown token, and a penalty that is subtracted from its log-probability.
 
     Returns:
-        scores, tokens and beams, each (sentences, count), the best first. A probability that is not a number counts
-        as 0; where fewer continuations are possible, the rest have the score -inf.
+        Scores, tokens and beam indices, each (sentences, count), the best first. A probability of NaN counts as 0. If
+        fewer continuations are possible, the remaining ones have the score -inf.
     """
     vocab_size, rules = logits.shape[1], (temperature, pad, eos, unk, unk_penalty)
     logits = logits.float() if logits.is_cpu else logits
@@ -177,23 +177,24 @@ def step_candidates(
 
 
 class Beams(NamedTuple):
-    """State of a beam search: its hypotheses, in tensors that its steps change in place.
+    """State of a beam search: its hypotheses, in tensors that each step changes in place.
 
-    A row is a hypothesis that goes on; the ``beam`` rows of a sentence lie together. ``longest``: steps, at most.
+    A row is an unfinished hypothesis. Row s * beam + b is hypothesis b of sentence s. ``longest`` is the largest number
+    of steps.
 
     Attributes:
-        limits: (3,) int64: the step, counted from 0; the fewest and the most tokens before an end.
-        clock: (sentences,) int64, the step once more, for each sentence by itself.
-        penalties: (longest,) float64, what a step divides the log-probabilities by to rank hypotheses.
+        limits: (3,) int64: the step, counted from 0; the smallest and the largest number of tokens before the end.
+        clock: (sentences,) int64, the step again, once per sentence.
+        penalties: (longest,) float64: to rank hypotheses, a step divides log-probabilities by its penalty.
         newest, scores, order: (rows,) int64, float32 and int64: the last token, the log-probability so far, and the row
             that the last step continued.
-        words, parents, sums: (longest, rows), these three of every step.
-        steps, rows: (sentences, beam) int64, of the hypotheses that ended, the best first: the step, or ``NEVER``, and
-            the row that it ended from.
-        totals, ranks: (sentences, beam) float32 and float64, their log-probabilities, and those over the penalty; ranks
-            are -inf where there is none, and 0 without a stepwise penalty.
+        words, parents, sums: (longest, rows), the values of ``newest``, ``order`` and ``scores`` after each step.
+        steps, rows: (sentences, beam) int64, for finished hypotheses, the best first: the step in which it ended, or
+            ``NEVER``, and the row from which it ended.
+        totals, ranks: (sentences, beam) float32 and float64, for finished hypotheses: the log-probability, and the
+            log-probability over the penalty. A rank is -inf in an empty slot, and 0 without a stepwise penalty.
         open: (sentences,) bool, false where the search is over.
-        ancestors: (slots, rows) int32, those of the rings of all layers, as ``conv_step`` keeps them.
+        ancestors: (slots, rows) int32, the table of the rings of all layers; see ``ops.state``.
     """
 
     limits: Tensor
@@ -216,25 +217,27 @@ class Beams(NamedTuple):
 def search_step(
     values: Tensor, words: Tensor, parents: Tensor, beams: Beams, *, eos: int, stepwise: bool = False
 ) -> None:
-    """End a step of beam search: which candidates end, which go on; and re-order the rings. ``beams`` changes in place.
+    """Finish a step of beam search: store the hypotheses that end, choose those that go on, and reorder the rings.
 
-    Of a sentence's best ``beam`` candidates those end whose word is the end. The best ``beam`` others go on.
+    Among the best ``beam`` candidates of a sentence, those with the token ``eos`` end. The best ``beam`` candidates
+    with other tokens go on.
 
     Args:
-        values, words, parents: (sentences, 2 * beam), as ``step_candidates`` gives them, the best first; at most
-            ``beam`` are ends, since a row has one.
-        eos: the end.
-        stepwise: hypotheses that have ended keep their places in the beam, see ``tasks/length_penalty.py``; else
-            the first to end are the result.
+        values, words, parents: (sentences, 2 * beam), the scores, tokens and beam indices that ``step_candidates``
+            returned, the best first. At most ``beam`` of them end, since each row has one candidate with ``eos``.
+        beams: the state of the search, changed in place.
+        eos: the token that ends a hypothesis.
+        stepwise: finished hypotheses stay in the beam and compete with unfinished ones (see
+            ``tasks/length_penalty.py``). Otherwise the first ``beam`` hypotheses to end are the result.
     """
     beam = beams.steps.shape[1]
     if (values.is_cpu or beam <= MOST_BEAMS) and takes("search_step", values):
         torch.ops.lightconv.search_step(values, words, parents, *beams, eos, stepwise)
         return
-    step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)
+    step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)  # places of candidates, the best is 0
     parents = parents + torch.arange(0, len(beams.newest), beam, device=values.device).unsqueeze(1)
     ranks = torch.zeros_like(values[:, :beam], dtype=torch.float64)
-    admitted: Tensor | None = None  # of the candidates that have a place
+    admitted: Tensor | None = None  # number of candidates per sentence that rank among the best ``beam`` hypotheses
     if stepwise:
         ranks = values[:, :beam].double() / beams.penalties.index_select(0, step)
         better = (beams.ranks.unsqueeze(1) >= ranks.unsqueeze(2)).sum(dim=2)
@@ -247,18 +250,18 @@ def search_step(
 
     ended = ending[:, :beam] & beams.open.unsqueeze(1)
     count = ended.sum(dim=1)
-    known = beams.steps.ne(NEVER).sum(dim=1) + count
+    finished = beams.steps.ne(NEVER).sum(dim=1) + count
     if admitted is None:
-        goes_on = count.eq(0) | ((step < beams.limits[2]) & (known < beam))
+        goes_on = count.eq(0) | ((step < beams.limits[2]) & (finished < beam))
     else:
-        goes_on = known.eq(0) | (admitted.squeeze(1) > count)
+        goes_on = finished.eq(0) | (admitted.squeeze(1) > count)
     beams.open.logical_and_(goes_on)
     ranks = torch.cat([beams.ranks, ranks.masked_fill(~ended, -math.inf)], dim=1)
-    best, kept = (part[:, :beam] for part in ranks.sort(dim=1, descending=True, stable=True))
+    best, best_index = (part[:, :beam] for part in ranks.sort(dim=1, descending=True, stable=True))
     beams.ranks.copy_(best)
-    new = (torch.where(ended, step, NEVER), parents[:, :beam], values[:, :beam])
-    for held, own in zip((beams.steps, beams.rows, beams.totals), new, strict=True):
-        held.copy_(torch.cat([held, own], dim=1).gather(1, kept))
+    of_ended = (torch.where(ended, step, NEVER), parents[:, :beam], values[:, :beam])
+    for stored, new in zip((beams.steps, beams.rows, beams.totals), of_ended, strict=True):
+        stored.copy_(torch.cat([stored, new], dim=1).gather(1, best_index))
 
     beams.newest.copy_(words.gather(1, chosen).flatten())
     beams.scores.copy_(values.gather(1, chosen).flatten())

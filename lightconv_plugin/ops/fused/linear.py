@@ -1,16 +1,16 @@
-"""Linear layers, and the precision that their products are computed in on a processor.
+"""Linear layers, and the precision of their matrix products on a processor.
 
-Three precisions can be chosen by $LIGHTCONV_MATMUL or ``set_precision``:
+$LIGHTCONV_MATMUL or ``set_precision`` chooses one of three precisions:
 
 * fp32, the default.
 * bf16: the operands of every product are rounded to bfloat16, and the library computes it with AMX or AVX512-BF16. Sums
   stay in float32, as do parameters, gradients and activations. PyTorch's switch,
-  ``torch.set_float32_matmul_precision("medium")``, asks for the same. It also has PyTorch's own products computed so,
-  by oneDNN, which prepares itself anew for every new shape.
-* int8: weights are rounded to 8-bit integers with a scale for each output, activations (to 7 bits on processors without
-  VNNI) with a scale and a zero point for each row, so that a sentence's result does not depend on what else is in its
-  batch. Sums are exact, in 32-bit integers. It is for weights that a search has packed (``pack_weight``); all else, and
-  training, is in fp32.
+  ``torch.set_float32_matmul_precision("medium")``, has the same effect here. It also changes PyTorch's own products,
+  which oneDNN computes, with some preparation for every new shape.
+* int8: weights are rounded to 8-bit integers with one scale per output. Activations are rounded to 8 bits (7 on
+  processors without VNNI) with a scale and a zero point per row, so a sentence's result does not depend on the rest of
+  its batch. Sums are exact, in 32-bit integers. Only weights that a search has packed (``pack_weight``) use it; all
+  other products, and training, are in fp32.
 """
 
 import logging
@@ -41,18 +41,18 @@ def linear(
 ) -> Tensor:
     """Return x weight^T + bias: x (..., in), weight (out, in), bias (out,) give (..., out).
 
-    For few rows the product takes no longer than reading the weights once, where a decoding step spends its time.
+    For few rows, as in a step of decoding, the library's product takes as long as reading the weights once.
 
     Args:
-        packed: ``pack_weight(weight)``, where weight has not changed since. Read instead of weight.
-        relu: what is negative becomes 0; within the product where the weight is packed, and on a GPU where no gradients
-            are recorded.
+        packed: ``pack_weight(weight)`` of the present weight, to be read instead of it; or None.
+        relu: also set negative results to 0. This is part of the product if the weight is packed, and on a GPU if no
+            gradients are recorded.
     """
     if packed is not None and takes("packed_linear", x, weight, bias):
         return torch.ops.lightconv.packed_linear(x, packed, bias, len(weight), relu)
     if relu:
-        elsewhere = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")
-        if x.is_cuda and bias is not None and not (elsewhere or recorded(x, weight, bias)):
+        is_changed = torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda")  # PyTorch compiles or casts
+        if x.is_cuda and bias is not None and not (is_changed or recorded(x, weight, bias)):
             rows = torch_private.linear_relu(x.reshape(-1, weight.shape[1]), weight, bias)
             return rows.view(*x.shape[:-1], len(weight))
         return F.relu(linear(x, weight, bias))
@@ -66,7 +66,7 @@ def linear(
 
 
 class _Bf16Linear(Function):
-    """Rounds the operands of its three products; its further derivatives are PyTorch's."""
+    """Linear layer that rounds the operands of its three products. PyTorch computes higher derivatives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -79,18 +79,18 @@ class _Bf16Linear(Function):
         need_x, need_weight, need_bias = need = ctx.needs_input_grad
         if recorded(grad, x, weight):
             return tuple(gradients_of(F.linear, (x, weight, bias), need, grad))
-        together = need_weight and need_bias
+        need_both = need_weight and need_bias  # the operator computes the bias' gradient along with the weight's
         operator = torch.ops.lightconv.bf16_linear_backward
-        of_x, of_weight, of_bias = operator(grad, x, weight, need_x, need_weight, together)
-        if need_bias and not together:
-            of_bias = grad.sum_to_size(bias.shape)
-        return of_x if need_x else None, of_weight if need_weight else None, of_bias if need_bias else None
+        grad_x, grad_weight, grad_bias = operator(grad, x, weight, need_x, need_weight, need_both)
+        if need_bias and not need_both:
+            grad_bias = grad.sum_to_size(bias.shape)
+        return grad_x if need_x else None, grad_weight if need_weight else None, grad_bias if need_bias else None
 
 
 def pack_weight(weight: Tensor) -> Tensor | None:
-    """Return weight (out, in) in the order in which products read it, in the precision that they are computed in.
+    """Return weight (out, in) in the memory order and the precision of the library's products.
 
-    None for a weight that is not float32 on a processor.
+    Return None for a weight that is not float32 on a processor.
     """
     weight = weight.detach()
     if not takes("pack_weight", weight, weight):
@@ -112,7 +112,7 @@ def int8_units() -> str:
 
 
 def lacking(precision: str) -> str | None:
-    """Return the reason why there are no products in this precision here; None where there are."""
+    """Return the reason why this machine has no products in a precision, or None."""
     if precision == "fp32":
         return None
     if reason := library.load():
@@ -122,7 +122,7 @@ def lacking(precision: str) -> str | None:
 
 
 def slower() -> str | None:
-    """Return the reason why products in bfloat16 are not to be preferred on this processor; None where they are.
+    """Return the reason why products in bfloat16 are slower than in float32 on this processor, or None.
 
     AMX and AMD's units are faster than float32. An Intel processor that has AVX512-BF16 without AMX took 1.8 times as
     long with it (768 to 2,048 rows, one thread).
@@ -137,11 +137,11 @@ def slower() -> str | None:
 def set_precision(chosen: str) -> None:
     """Compute the products of linear layers on processors in one of ``PRECISIONS``.
 
-    Where the processor has no units for bfloat16, a warning says so, and it is fp32: the results are better than those
-    that were asked for. int8 is asked for to save time and memory, and is not replaced.
+    If the processor has no units for bfloat16, a warning is logged, and fp32, which is more precise, is used. int8,
+    which saves memory and time, is not replaced.
 
     Raises:
-        ValueError: another word, or int8 where the processor or the library does not have it.
+        ValueError: an unknown precision, or int8 where the processor or the library does not support it.
     """
     if chosen not in PRECISIONS:
         raise ValueError(f"the precision of products is {chosen!r}; expected one of: {', '.join(PRECISIONS)}")

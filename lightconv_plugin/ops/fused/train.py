@@ -1,9 +1,9 @@
-"""Fused operators of training: defined by PyTorch, faster where the library takes them; each with its derivatives.
+"""Fused operators of training, with derivatives: a reference implementation in PyTorch, and the library's operator.
 
-Each call with dropout or DropConnect draws a seed of its own from torch's generator, on the device of its input, so
-that nothing waits and a captured CUDA graph draws anew at every replay. One draw for a whole update would save at most
-4 microseconds a call, and be wrong: ``torch.utils.checkpoint`` restores the generator alone before it computes a layer
-again, so the layer would use the seed of whichever batch went forward last.
+Each call with dropout or DropConnect draws its own seed from torch's generator, on the device of its input. So the host
+does not wait, and each replay of a captured CUDA graph draws new masks. One seed for a whole update would save at most
+4 microseconds a call, and would be wrong: ``torch.utils.checkpoint`` only restores the generator before it recomputes a
+layer, so the layer would use the seed of the batch that went forward last.
 """
 
 import math
@@ -24,7 +24,7 @@ READY_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def glu_mask(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """The gate in front of the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true."""
+    """Apply the gate before the convolution: x (T, B, 2C) gives (T, B, C), zero where padding_mask (B, T) is true."""
     return (native_glu_mask if takes("glu_mask", x) else reference.glu_mask)(x, padding_mask)
 
 
@@ -50,10 +50,9 @@ class _GluMask(Function):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """x with each number set to 0 with probability p, and else divided by 1 - p; any shape.
+    """Set each number of x, of any shape, to 0 with probability p, and divide the others by 1 - p.
 
-    PyTorch draws its masks on a CPU one number after the other; the native library draws them in parallel, from a seed
-    that torch's generator gives.
+    On a CPU PyTorch draws masks sequentially. The library draws them in parallel, from a seed of torch's generator.
 
     Raises:
         ValueError: p outside 0..1.
@@ -73,7 +72,7 @@ def native_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 
 class _Dropout(Function):
-    """Keeps the seed alone: it is linear, and its derivative is itself."""
+    """Dropout that saves only its seed: it is linear, so its derivative is dropout with the same mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, seed: Tensor) -> Tensor:
@@ -92,8 +91,8 @@ class _Dropout(Function):
 
 def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
     """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of a shape (..., C)."""
-    whole = p < 1.0 and x.shape == y.shape
-    if whole and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
+    is_supported = p < 1.0 and x.shape == y.shape
+    if is_supported and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
         seed = torch.randint(2**62, (1,), device=x.device) if p > 0 else None
         return native_residual_norm(x, y, weight, bias, p, seed, eps)
     return F.layer_norm(x + (dropout(y, p) if p > 0 else y), x.shape[-1:], weight, bias, eps)
@@ -109,7 +108,7 @@ def native_residual_norm(
 
 
 class _ResidualNorm(Function):
-    """Keeps the rows before the norm, which it returns too for further derivatives, and the seed."""
+    """Saves the seed and z = x + dropout(y), the input of the norm. It also returns z, for higher derivatives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
@@ -124,21 +123,21 @@ class _ResidualNorm(Function):
         z, weight, bias, stats, seed = ctx.saved_tensors
         if grad is not None and grad_z is None and not recorded(grad, z, weight):
             operator = torch.ops.lightconv.residual_norm_backward
-            of_x, of_y, of_affine = operator(grad, z, weight, stats, ctx.p, seed)
-            return of_x, of_y if ctx.p > 0 else of_x, *of_affine, None, None, None
+            grad_x, grad_y, grad_affine = operator(grad, z, weight, stats, ctx.p, seed)
+            return grad_x, grad_y if ctx.p > 0 else grad_x, *grad_affine, None, None, None
 
-        def definition(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        def norm(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             return F.layer_norm(z, z.shape[-1:], weight, bias, ctx.eps)
 
         grad, need = torch.zeros_like(z) if grad is None else grad, (True, *ctx.needs_input_grad[2:4])
-        of_x, of_weight, of_bias = gradients_of(definition, (z, weight, bias), need, grad)
-        of_x = of_x if grad_z is None else of_x + grad_z
-        of_y = of_x
-        if ctx.p > 0:  # the factors of the same mask: what becomes of ones
+        grad_x, grad_weight, grad_bias = gradients_of(norm, (z, weight, bias), need, grad)
+        grad_x = grad_x if grad_z is None else grad_x + grad_z
+        grad_y = grad_x
+        if ctx.p > 0:  # dropout of ones, added to zeros, gives the factors of the same mask
             ones, any_weight = torch.ones_like(z, dtype=stats.dtype), weight.detach().to(stats.dtype)
-            again = torch.zeros_like(ones), ones, any_weight, any_weight, ctx.p, seed, 1.0
-            of_y = (of_x * torch.ops.lightconv.residual_norm(*again)[1]).to(z.dtype)
-        return of_x, of_y, of_weight, of_bias, None, None, None
+            arguments = torch.zeros_like(ones), ones, any_weight, any_weight, ctx.p, seed, 1.0
+            grad_y = (grad_x * torch.ops.lightconv.residual_norm(*arguments)[1]).to(z.dtype)
+        return grad_x, grad_y, grad_weight, grad_bias, None, None, None
 
 
 def attention(
@@ -149,55 +148,59 @@ def attention(
     Args:
         q: (B, H, T, R).
         k, v: (B, H, S, R).
-        seen: broadcast to (B, H, T, S), true where a query sees a key; None: everywhere. In q's type: what is added to
-            the logits, where every query sees some key.
+        seen: broadcast to (B, H, T, S), bool, true where a query attends to a key; None for all keys. Or numbers of
+            q's type, which are added to the logits; then every query must attend to some key.
+        p: probability of dropout for the weights.
+        need_weights: also return the weights.
 
     Returns:
-        (B, H, T, R), and, if needed, the weights (B, H, T, S) before any are dropped, in float32 or float64. Both are
-        zero where a query sees nothing.
+        (B, H, T, R), and the weights (B, H, T, S) before dropout, in float32 or float64, or None. Both are zero for a
+        query that attends to nothing.
     """
     # PyTorch's kernels have no forward-mode derivatives
     if not need_weights and not transformed() and (p == 0.0 or not takes("dropout", q)):
-        # cuDNN's kernels are compiled anew for each shape, of which a training has dozens and its validation hundreds
+        # not cuDNN's kernels, which are compiled for each shape: a training has dozens, its validation hundreds
         with sdpa_kernel(READY_KERNELS) if q.is_cuda else nullcontext():
             if seen is None or seen.dtype != torch.bool:
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p), None
             blind = ~seen.any(dim=-1, keepdim=True)
-            # not left to PyTorch: what its kernels give for such a row differs
+            # PyTorch's kernels differ in their results for a query that attends to nothing
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
             return out.masked_fill(blind, 0), None
-    # PyTorch does the same on a CPU where weights are dropped
+    # with dropout on a CPU, PyTorch computes it in the same way
     logits = _wide(q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
     weights = masked_softmax(logits, seen)
     return dropout(weights, p).to(v.dtype) @ v, weights if need_weights else None
 
 
 def _wide(x: Tensor) -> Tensor:
+    """Return x in float64 if it is of that type, otherwise in float32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def masked_softmax(logits: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention's weights from its logits (..., S) and ``seen``, as ``attention`` takes it; in float32 or float64."""
+    """Return the weights of ``attention`` for logits (..., S) and its argument ``seen``, in float32 or float64."""
     wide = _wide(logits)
     if seen is None or seen.dtype != torch.bool:
         return torch.softmax(wide if seen is None else wide + seen, dim=-1)
-    # not -inf: a row of that alone is NaN, and its gradient too
+    # not -inf: the softmax of a row of -inf is NaN, and so is its gradient
     lowest = torch.finfo(wide.dtype).min
     return torch.softmax(wide.masked_fill(~seen, lowest), dim=-1).masked_fill(~seen, 0)
 
 
 def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) -> tuple[Tensor, Tensor]:
-    """The label-smoothed loss of rows of logits (Szegedy et al., 2016), as fairseq defines it, summed over the rows.
+    """Label-smoothed loss (Szegedy et al., 2016) in fairseq's form, summed over rows of logits.
 
-    With s = smoothing / (V - 1): (1 - smoothing - s) * -log p(target) + s * sum over all types of -log p.
+    With s = smoothing / (V - 1): (1 - smoothing - s) * -log p(target) + s * sum over the vocabulary of -log p.
 
     Args:
         logits: (N, V), V > 1.
-        target: (N,) int64; rows whose target is ``ignore`` do not count.
-        smoothing: the probability that goes to types other than the target.
+        target: (N,) int64, vocabulary entries.
+        smoothing: the probability that is shared by the entries other than the target.
+        ignore: rows with this target do not count.
 
     Returns:
-        the loss, and the sum of -log p(target), which has no gradient; numbers, in float32 or float64.
+        The loss, and the sum of -log p(target), which has no gradient; both () in float32 or float64.
 
     Raises:
         RuntimeError: a target outside 0..V-1, on a CPU. On a GPU it gives NaN.
@@ -208,9 +211,9 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
 
 
 def _smoothed_nll(logits: Tensor, target: Tensor, shares: tuple[float, float], ignore: int) -> tuple[Tensor, Tensor]:
-    """Define the loss; ``shares`` are the factors of its two sums."""
+    """Reference implementation of the loss; ``shares`` are the factors of its two sums."""
     wide = _wide(logits)
-    # masked, not picked out: a GPU would be waited for, to learn how many rows there are
+    # ignored rows are masked; to select the other rows, the host would wait for a GPU to count them
     ignored = (target == ignore).unsqueeze(1)
     log_p = torch.log_softmax(wide.masked_fill(ignored, 0), dim=-1).masked_fill(ignored, 0)
     nll = -log_p.gather(1, target.unsqueeze(1).masked_fill(ignored, 0)).sum()
@@ -218,7 +221,7 @@ def _smoothed_nll(logits: Tensor, target: Tensor, shares: tuple[float, float], i
 
 
 class _SmoothedNll(Function):
-    """Moves, with s bytes a logit, forward and backward together, 3 * N * V * s bytes of a GPU's memory."""
+    """The library's loss. Forward and backward move 3 * N * V * s bytes of a GPU's memory, for s bytes a logit."""
 
     @staticmethod
     def forward(
@@ -227,18 +230,18 @@ class _SmoothedNll(Function):
         sums, log_sums = torch.ops.lightconv.smoothed_nll(logits, target, ignore)
         ctx.save_for_backward(logits, target, log_sums)
         ctx.shares, ctx.ignore = shares, ignore
-        nll, everything = sums.to(torch.promote_types(logits.dtype, torch.float32))
+        nll, vocabulary_sum = sums.to(torch.promote_types(logits.dtype, torch.float32))
         ctx.mark_non_differentiable(nll)
-        return shares[0] * nll + shares[1] * everything, nll
+        return shares[0] * nll + shares[1] * vocabulary_sum, nll
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _grad_nll: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target, log_sums = ctx.saved_tensors
         if recorded(grad, logits):
 
-            def definition(logits: Tensor) -> Tensor:
+            def loss(logits: Tensor) -> Tensor:
                 return _smoothed_nll(logits, target, ctx.shares, ctx.ignore)[0]
 
-            return gradients_of(definition, (logits,), (True,), grad)[0], None, None, None
+            return gradients_of(loss, (logits,), (True,), grad)[0], None, None, None
         operator = torch.ops.lightconv.smoothed_nll_backward
         return operator(grad, logits, target, log_sums, *ctx.shares, ctx.ignore), None, None, None
