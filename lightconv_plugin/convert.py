@@ -138,25 +138,27 @@ def convert_options(
     theirs = argparse.Namespace(**vars(settings))
     ARCH_CONFIG_REGISTRY[architecture](theirs)
     softmax, sample = bool(getattr(theirs, "weight_softmax", True)), getattr(theirs, "tokens_per_sample", None)
-    own: dict[str, Any] = {
+    options: dict[str, Any] = {
         "weight_softmax": softmax,
         "weight_normalization": "softmax" if softmax else "none",
         "no_decoder_final_norm": "decoder.layer_norm.weight" not in parameters,
         "share_decoder_input_output_embed": shares_output(theirs),
     }
     for positions in ("max_source_positions", "max_target_positions", "tokens_per_sample"):
-        own[positions] = int(getattr(theirs, positions, None) or sample or 1024)
+        options[positions] = int(getattr(theirs, positions, None) or sample or 1024)
     for side in SIDES[name]:
-        own |= {
+        options |= {
             f"{side}_conv_type": getattr(theirs, f"{side}_conv_type", "dynamic"),
             f"{side}_conv_heads": getattr(theirs, f"{side}_attention_heads"),
             f"{side}_query_heads": 1,
             f"{side}_embed_path": None,  # the embeddings are in the checkpoint
         }
     if name == "pla_lightconv":
-        own["decoder_input_dim"] = theirs.decoder_embed_dim
+        options["decoder_input_dim"] = theirs.decoder_embed_dim
     return {
-        field.name: own[field.name] if field.name in own else _typed(getattr(theirs, field.name, field.default), field)
+        field.name: options[field.name]
+        if field.name in options
+        else _typed(getattr(theirs, field.name, field.default), field)
         for field in fields(MODEL_DATACLASS_REGISTRY[name])
         if not field.name.startswith("_")
     }
@@ -174,7 +176,7 @@ def _typed(value: Any, field: Field) -> Any:
 
 def shares_output(theirs: argparse.Namespace) -> bool:
     """Return True if the decoder's output layer is its embedding."""
-    return any(getattr(theirs, f"share_{what}", False) for what in ("all_embeddings", "decoder_input_output_embed"))
+    return any(getattr(theirs, f"share_{layers}", False) for layers in ("all_embeddings", "decoder_input_output_embed"))
 
 
 def build(name: str, options: dict[str, Any], parameters: Tensors) -> Any:
@@ -209,7 +211,7 @@ def convert(source: Path) -> tuple[dict[str, Any], str]:
     parameters = state["model"]
     cfg: Any = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     # a component of fairseq's that has no dataclass, such as --optimizer adafactor, has a namespace
-    cfg = {part: vars(own) if isinstance(own, argparse.Namespace) else own for part, own in cfg.items()}
+    cfg = {part: vars(value) if isinstance(value, argparse.Namespace) else value for part, value in cfg.items()}
     settings = argparse.Namespace(**(cfg.get("model") or {}))
     architecture, name, is_ours = find_model(settings)
     dropped: list[str] = []
@@ -219,7 +221,7 @@ def convert(source: Path) -> tuple[dict[str, Any], str]:
         cfg["model"] = {"_name": name, **convert_options(name, architecture, settings, parameters)}
     model = build(name, cfg["model"], parameters)
     kinds = sorted({re.sub(r"\.\d+\.", ".N.", key) for key in dropped})
-    said = (
+    description = (
         f"{name}, {sum(p.numel() for p in model.parameters()):,} parameters\n"
         f"left out, since no model uses them: {len(dropped)} ({', '.join(kinds) or 'none'})"
     )
@@ -243,7 +245,7 @@ def convert(source: Path) -> tuple[dict[str, Any], str]:
         },
         "task_state": state.get("task_state") or {},
     }
-    return result, said
+    return result, description
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -255,16 +257,16 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of a lightconv or lightconv_lm")
     parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write, a new file")
-    given = parser.parse_args(arguments)
-    packed = given.out.suffix == SUFFIX
-    with refusing(f"convert {given.source}"):
-        for path in (given.out, settings_of(given.out)) if packed else (given.out,):
+    options = parser.parse_args(arguments)
+    packed = options.out.suffix == SUFFIX
+    with refusing(f"convert {options.source}"):
+        for path in (options.out, settings_of(options.out)) if packed else (options.out,):
             if os.path.lexists(path):
                 raise FileExistsError(f"{path} exists, and is not replaced: give another name or folder for OUT")
-        state, said = convert(given.source)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        (write_safetensors if packed else write_state)(state, given.out)
-    print(f"{said}\nwrote {given.out}")
+        state, description = convert(options.source)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        (write_safetensors if packed else write_state)(state, options.out)
+    print(f"{description}\nwrote {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """List what this machine can run, and test that it computes right.
 
 Prints the versions, each backend or the reason why it is missing and what to install, and the largest error of each
-against the definition in float64. Ends with status 1 if a backend computes something else.
+against the reference implementation in float64. Ends with status 1 if a backend computes something else.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def state(device: torch.device) -> tuple[bool, str]:
 
 
 def self_test(device: torch.device) -> Iterator[tuple[str, float, float]]:
-    """Compare the native operators on a device with the definition in float64: outputs and gradients.
+    """Compare the native operators on a device with the reference implementation in float64: outputs and gradients.
 
     Gives what was compared, its error, and the largest that rounding explains.
     """
@@ -49,8 +49,8 @@ def self_test(device: torch.device) -> Iterator[tuple[str, float, float]]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     cases = (("light_conv", 37, 31), ("dynamic_conv", 37, 31), ("dynamic_conv", 9, 4))
-    given = {dtype: torch.empty(1, dtype=dtype, device=device) for dtype in LIMITS}
-    types = [dtype for dtype, x in given.items() if backend.unsupported_reason("light_conv", x) is None]
+    samples = {dtype: torch.empty(1, dtype=dtype, device=device) for dtype in LIMITS}
+    types = [dtype for dtype, x in samples.items() if backend.unsupported_reason("light_conv", x) is None]
     for dtype, (name, time, width) in itertools.product(types, cases):
         x, grad = random(time, 3, 40).to(dtype), random(time, 3, 40).to(dtype)
         weight = random(*((2,) if name == "light_conv" else (time, 3, 2)), width).to(dtype)
@@ -86,12 +86,12 @@ def main(arguments: list[str] | None = None) -> None:
     print("\nreference  ready: plain PyTorch, any device")
     failed = 0
     for device in [torch.device("cpu"), *(torch.device("cuda", n) for n in range(torch.cuda.device_count()))]:
-        ready, said = state(device)
-        print(f"native, {device}  {said}")
-        for what, found, limit in self_test(device) if ready else ():
-            passed = found <= limit  # false for NaN
+        ready, description = state(device)
+        print(f"native, {device}  {description}")
+        for case, error, limit in self_test(device) if ready else ():
+            passed = error <= limit  # false for NaN
             failed += not passed
-            print(f"  {what}: largest error {found:.1e}, {'ok' if passed else f'WRONG, expected at most {limit:.0e}'}")
+            print(f"  {case}: largest error {error:.1e}, {'ok' if passed else f'WRONG, expected at most {limit:.0e}'}")
     if torch.cuda.device_count() == 0:
         why = "a build for CPUs" if torch.version.cuda is None else "built for CUDA, but sees no device: see nvidia-smi"
         print(f"native, cuda  not available: torch {torch.__version__} is {why}")

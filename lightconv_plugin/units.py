@@ -38,21 +38,21 @@ def find_codes(language: str | None, *folders: Path) -> Path:
         CodesError: there is none, or there are two of the same rank that differ.
     """
     advice = f"put the file there as codes{'' if language is None else f'.{language}'}"
-    for folder in (each for each in folders if each.is_dir()):
+    for folder in filter(Path.is_dir, folders):
         ranks: dict[int, list[Path]] = {}
         for path in sorted(path for path in folder.iterdir() if path.is_file()):
             rank = _rank(path.name, language)
             if rank is not None:
                 ranks.setdefault(rank, []).append(path)
         if ranks:
-            first, *others = ranks[min(ranks)]
-            if any(other.read_bytes() != first.read_bytes() for other in others):
-                names = ", ".join(path.name for path in (first, *others))
+            first, *duplicates = ranks[min(ranks)]
+            if any(path.read_bytes() != first.read_bytes() for path in duplicates):
+                names = ", ".join(path.name for path in (first, *duplicates))
                 raise CodesError(f"{folder} has different codes, {names}, and none says by its name to be it; {advice}")
             return first
     of = "" if language is None else f" of {language}"
     where = ", ".join(map(str, dict.fromkeys(folders)))
-    held = sorted({path.name for each in folders if each.is_dir() for path in each.glob("[!.]*")})[:9]
+    held = sorted({path.name for folder in filter(Path.is_dir, folders) for path in folder.glob("[!.]*")})[:9]
     raise CodesError(
         f"no BPE codes and no SentencePiece model{of} in {where} ({', '.join(held) or 'nothing there'}); {advice}"
     )
@@ -73,7 +73,7 @@ def units_of(words: Sequence[str]) -> str | None:
     """Return what the words of a dictionary were cut into, as fairseq's --bpe names it; None for whole words."""
     if 20 * sum(word.endswith("@@") for word in words) > len(words):
         return SUBWORD_NMT
-    # of a language without blanks few units begin a word
+    # of a language without spaces few subwords start a word
     return SENTENCEPIECE if 100 * sum(word.startswith("\u2581") for word in words) > len(words) else None
 
 

@@ -90,7 +90,7 @@ def graphs_of(model: Any) -> dict[str, Graph]:
             shape = ("sentences", "length", attention.embed_dim)
             source += [Input(f"{name}.{number}", torch.float32, shape) for name in ("keys", "values")]
         tokens = Input("tokens", torch.int64, ("sentences", "length"))
-        result["encoder"] = Graph(encoder, [tokens], [each.name for each in source])
+        result["encoder"] = Graph(encoder, [tokens], [entry.name for entry in source])
     numbers = {"tokens": ("sentences", "beam"), "parents": ("sentences", "beam"), "position": (1,)}
     inputs = [*(Input(name, torch.int64, shape) for name, shape in numbers.items()), *source]
     outputs = ["log_probs"]
@@ -129,18 +129,18 @@ def export(model: Any, task: Any, out: Path) -> None:
 def save(graph: Graph, path: Path) -> None:
     """Write a graph to a file, for any sizes of the dimensions that have names."""
     sizes = {"sentences": 3, "length": 7, "beam": 2, "previous": 5, "past": 4}  # no two alike, or they would be one
-    shapes = tuple({n: size for n, size in enumerate(each.shape) if isinstance(size, str)} for each in graph.inputs)
+    shapes = tuple({n: size for n, size in enumerate(entry.shape) if isinstance(size, str)} for entry in graph.inputs)
     fixed = 1 if isinstance(graph.module, Encoder) else 3  # the step takes its source and states as *given
     nested = shapes if len(shapes) == fixed else (*shapes[:fixed], shapes[fixed:])
     examples = tuple(
-        torch.zeros([size if isinstance(size, int) else sizes[size] for size in each.shape], dtype=each.type)
-        for each in graph.inputs
+        torch.zeros([size if isinstance(size, int) else sizes[size] for size in entry.shape], dtype=entry.type)
+        for entry in graph.inputs
     )
     written: Any = torch.onnx.export(
         graph.module.eval(),
         examples,
         dynamic_shapes=nested,
-        input_names=[each.name for each in graph.inputs],
+        input_names=[entry.name for entry in graph.inputs],
         output_names=graph.outputs,
         dynamo=True,
         verbose=False,

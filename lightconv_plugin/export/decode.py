@@ -43,9 +43,9 @@ class Model:
             if file.exists()
         }
 
-    def run(self, graph: str, given: Arrays) -> list[np.ndarray]:
+    def run(self, graph: str, inputs: Arrays) -> list[np.ndarray]:
         """The outputs of a graph, in order."""
-        return self.graphs[graph].run(None, given)
+        return self.graphs[graph].run(None, inputs)
 
     def encode(self, tokens: np.ndarray) -> Arrays:
         """(B, S) tokens, padded at the end, to what the steps read of them."""
@@ -71,8 +71,8 @@ class Model:
         Returns:
             log-probabilities (B, beam, V) of the next token, and the next step's state.
         """
-        given = {"tokens": tokens, "parents": parents, "position": np.array([position]), **source, **state}
-        log_probs, *values = self.run("step", given)
+        inputs = {"tokens": tokens, "parents": parents, "position": np.array([position]), **source, **state}
+        log_probs, *values = self.run("step", inputs)
         return log_probs, dict(zip(state, values, strict=True))
 
 
@@ -82,7 +82,7 @@ def search(model: Model, source_tokens: list[int], beam: int, max_len: int) -> l
     longest = min(max_len, longest - 1)
     source, state = model.encode(np.array([source_tokens])), model.start(1)
     tokens, scores, parents = np.array([[first]]), np.zeros(1, dtype=np.float32), np.array([0])
-    done: list[tuple[float, list[int]]] = []
+    finished: list[tuple[float, list[int]]] = []
     for step in range(longest + 1):
         batch, state = model.step(tokens[None, :, -1], parents[None], step, source, state)
         log_probs = batch[0]
@@ -95,14 +95,14 @@ def search(model: Model, source_tokens: list[int], beam: int, max_len: int) -> l
         best = np.argsort(-totals, kind="stable")[: 2 * beam]  # half of them may end
         rows, words = np.divmod(best, log_probs.shape[1])
         ends = (words == eos) & (totals[best] > -np.inf)
-        for i in np.flatnonzero(ends[:beam])[: beam - len(done)]:
-            done.append((float(totals[best[i]] / (step + 1)), [*tokens[rows[i], 1:].tolist(), eos]))
-        if len(done) == beam:
+        for i in np.flatnonzero(ends[:beam])[: beam - len(finished)]:
+            finished.append((float(totals[best[i]] / (step + 1)), [*tokens[rows[i], 1:].tolist(), eos]))
+        if len(finished) == beam:
             break
         going_on = np.flatnonzero(~ends)[:beam]
         parents, scores = rows[going_on], totals[best[going_on]].astype(np.float32)
         tokens = np.concatenate([tokens[parents], words[going_on, None]], axis=1)
-    return sorted(done, key=lambda hypothesis: -hypothesis[0])
+    return sorted(finished, key=lambda hypothesis: -hypothesis[0])
 
 
 def main() -> None:
@@ -110,14 +110,14 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5, help="hypotheses of a sentence (default: 5)")
     parser.add_argument("--max-len-b", type=int, default=200, help="words of a hypothesis at most (default: 200)")
     parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of products (default: fp32)")
-    given = parser.parse_args()
-    for flag, value in (("--beam", given.beam), ("--max-len-b", given.max_len_b)):
+    options = parser.parse_args()
+    for flag, value in (("--beam", options.beam), ("--max-len-b", options.max_len_b)):
         if value < 1:
             parser.error(f"{flag} is {value}, expected a whole number from 1 on")
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
-        model = Model(folder := Path(__file__).parent, given.precision)
+        model = Model(folder := Path(__file__).parent, options.precision)
     except FileNotFoundError as error:
         sys.exit(f"error: {error}")
     about = model.manifest
@@ -139,7 +139,7 @@ def main() -> None:
         if len(tokens) > about["max_source"]:
             most = about["max_source"] - 1
             sys.exit(f"error: line {line} has {len(tokens) - 1} units; the model takes {most} at most")
-        (_, best), *_ = search(model, tokens, given.beam, given.max_len_b)
+        (_, best), *_ = search(model, tokens, options.beam, options.max_len_b)
         print(" ".join(target[token] for token in best if token not in (about["bos"], about["eos"])), flush=True)
 
 

@@ -41,8 +41,8 @@ class Encoder(nn.Module):
         """Give the padding (B, S), then each layer's keys and values (B, S, C)."""
         out = self.encoder(tokens)
         (source,), (padding,) = out["encoder_out"], out["encoder_padding_mask"]
-        kept = [attention.read(source, padding, None, {}) for attention in self.source]
-        return [padding, *(each[name] for each in kept for name in ("keys", "values"))]
+        entries = [attention.read(source, padding, None, {}) for attention in self.source]
+        return [padding, *(entry[name] for entry in entries for name in ("keys", "values"))]
 
 
 class Positions(nn.Module):
@@ -50,10 +50,12 @@ class Positions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, embeddings: Any) -> None:
         super().__init__()
-        self.padding_idx: int = own.padding_idx
-        self.register_buffer("table", own.weights if hasattr(own, "weights") else own.weight.detach())
+        self.padding_idx: int = embeddings.padding_idx
+        self.register_buffer(
+            "table", embeddings.weights if hasattr(embeddings, "weights") else embeddings.weight.detach()
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) tokens to (B, T, C), counted without padding."""

@@ -67,7 +67,7 @@ class Rules:
         """
         joint = logits[0]
         if len(logits) > 1:
-            log_probabilities = [torch.log_softmax(each.float() / self.temperature, dim=1) for each in logits]
+            log_probabilities = [torch.log_softmax(model.float() / self.temperature, dim=1) for model in logits]
             joint = self.temperature * torch.stack(log_probabilities).logsumexp(dim=0)
         if not self.ngram:
             return joint

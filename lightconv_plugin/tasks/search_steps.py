@@ -1,7 +1,7 @@
 """Beam search with all of its state in tensors of fixed shapes: a step asks the host nothing, so a graph can hold it.
 
-``BeamSearchGenerator`` is the definition. There a sentence that is finished leaves the decoder's batch. Here it stays
-and is ignored.
+``BeamSearchGenerator`` is the reference implementation. There a finished sentence leaves the decoder's batch; here it
+stays and is ignored.
 """
 
 import math
@@ -68,8 +68,8 @@ class DeviceSearch:
         # of all layers in one tensor: they are re-ordered alike, and forgotten
         ancestors = self.bos.new_zeros(sum(widths), len(self.beams.newest), dtype=torch.int32)
         self.positions = self.bos.new_zeros(len(rings), 1)
-        for entry, own, position in zip(rings, ancestors.split(widths), self.positions, strict=True):
-            entry |= {"ancestors": own, "position": position}
+        for entry, table, position in zip(rings, ancestors.split(widths), self.positions, strict=True):
+            entry |= {"ancestors": table, "position": position}
         self.beams = self.beams._replace(ancestors=ancestors)
 
     def _read_source(self) -> None:

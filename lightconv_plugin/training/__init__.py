@@ -1,4 +1,4 @@
-"""Captured training: updates on a GPU as CUDA graphs, without Python in their loop (``--cuda-graphs``)."""
+"""Captured training (``--cuda-graphs``): CUDA graphs make the updates on a GPU, without Python in their loop."""
 
 from lightconv_plugin.compat.training import add_flag, make_trainers
 from lightconv_plugin.training.trainer import HELP, OPTION, CapturedTrainer

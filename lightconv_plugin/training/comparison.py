@@ -1,8 +1,8 @@
-"""One update made twice, up to its gradients: as fairseq makes it, and by graphs.
+"""Compare the gradients of one update, computed by graphs, with those of fairseq.
 
-PyTorch and the library draw dropout by a number's place in its tensor, so padding changes the masks of a batch. Hence
-two comparisons. Without dropout, the function that graphs were captured from is called on a padded batch, and must give
-what fairseq's ``train_step`` gives. With dropout, graphs must give what that function gives.
+Dropout masks depend on an element's index, so padding changes them; therefore there are two comparisons. Without
+dropout, the function that the graphs were captured from is called on a padded batch, and its results must be those of
+fairseq's ``train_step``. With dropout, the results of the graphs must be those of that function.
 """
 
 from collections.abc import Iterable
@@ -19,13 +19,14 @@ from lightconv_plugin.modules import Dropout
 from lightconv_plugin.training.state import CannotCapture, changed, host_random_numbers
 from lightconv_plugin.training.updates import SAMPLE_SIZE, Updates
 
-# share of its norm by which a gradient may differ where sums are made in another order; other results by a fifth of it
+# largest difference of a gradient, relative to its norm, that summing in another order explains; of other results, a
+# fifth of it
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-FLOOR = 1e-2  # share of the norm of all gradients that is added to each: some are 0 but for rounding
-LEAST_SCALE = 1.0  # of a loss
-SHOWN = 5  # differences in a message
+FLOOR = 1e-2  # share of the norm of all gradients, added to the norm of each: some are rounding errors alone
+LEAST_SCALE = 1.0  # smallest loss scale
+SHOWN = 5  # most differences that a message lists
 NORM, LOGGED, GRADIENT = "the norm", "the logged ", "the gradient of "
-# the classes that drop, each with the name of its probability
+# modules with dropout, and the attribute that holds its probability
 DROPPING: dict[type[nn.Module], str] = {
     **dict.fromkeys((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), "p"),
     **dict.fromkeys((nn.AlphaDropout, nn.FeatureAlphaDropout), "p"),
@@ -36,17 +37,19 @@ DROPPING: dict[type[nn.Module], str] = {
     Dropout: "p",
 }
 
-Pass = dict[str, Tensor]  # results of one pass by their names for the log: numbers, gradients, buffers
+Pass = dict[
+    str, Tensor
+]  # results of the forward and backward passes, by their names in messages: numbers, gradients, buffers
 
 
 def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> None:
-    """Make an update of some batches as fairseq does and as graphs do; nothing of it is kept.
+    """Compare the gradients of an update by graphs with fairseq's, and change neither the model nor any other state.
 
     Args:
-        samples: none, where this process has no batch.
+        samples: the update's batches; empty if this process has none.
 
     Raises:
-        CannotCapture: they differ; the message says in what, and by how much.
+        CannotCapture: they differ; the message names the values and by how much they differ.
     """
     if not samples:
         return
@@ -75,11 +78,11 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
 
 
 def differences(results: Pass, expected: Pass, tolerance: float, exact: Iterable[str]) -> list[str]:
-    """Name what differs between two passes, with both values.
+    """Return a sentence with both values for each result that differs between two passes.
 
     Args:
-        tolerance: of a norm, relative.
-        exact: names of what must be the same.
+        tolerance: largest difference allowed, relative to the norm.
+        exact: names of the results that must be equal.
     """
     sentences = []
     floor = FLOOR * _norm(tensor for name, tensor in expected.items() if name.startswith(GRADIENT))
@@ -100,20 +103,21 @@ def differences(results: Pass, expected: Pass, tolerance: float, exact: Iterable
 
 
 def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float) -> Pass:
-    """Make the batches' passes by fairseq's ``train_step``, within a trial in which one was made already.
+    """Run fairseq's ``train_step`` on the batches; in a trial in which ``_by_updates`` has run, which creates states.
 
     Raises:
-        CannotCapture: it changes what a graph cannot change.
+        CannotCapture: ``train_step`` draws random numbers on the host, changes attributes or logs in a forward pass,
+            none of which a graph repeats.
     """
     optimizer, updates_made = trainer.optimizer, trainer.get_num_updates()
     numbers: Pass = {}
     scaled = SimpleNamespace(backward=lambda loss: (scale * loss).backward())
-    of_16_bits = getattr(optimizer, "fp16_params", None)  # of these fairseq takes 0 for no gradient
-    params = list(of_16_bits or optimizer.params)
+    half_params = getattr(optimizer, "fp16_params", None)  # for these, fairseq replaces a missing gradient by 0
+    params = list(half_params or optimizer.params)
     with updates.aside():
         set_seed(trainer)
         for param in params:
-            param.grad = torch.zeros_like(param) if of_16_bits else None
+            param.grad = torch.zeros_like(param) if half_params else None
         contents, drawn = updates.state.contents(), host_random_numbers(updates.device)
         for sample in samples:
             batch = prepare_sample(trainer, utils.apply_to_sample(Tensor.clone, sample))
@@ -124,7 +128,7 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
         if moved := [name for name, state in host_random_numbers(updates.device).items() if drawn[name] != state]:
             raise CannotCapture(f"random numbers of {' and '.join(moved)} are drawn on the host, once for a graph")
         if names := changed(contents, updates.state.contents()):
-            raise CannotCapture(f"an update changes what a graph holds for ever: {', '.join(names[:SHOWN])}")
+            raise CannotCapture(f"an update changes values that a graph holds constant: {', '.join(names[:SHOWN])}")
         for aggregator in filter(None, metrics.get_active_aggregators()):
             raise CannotCapture(f"{', '.join(aggregator)} is logged by a forward pass, which a graph would do once")
         gradients = [(param, param.grad) for param in params]
@@ -134,7 +138,7 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
 
 
 def _by_updates(trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float, **options: Any) -> Pass:
-    """Make the passes of padded batches, see ``Updates.tried``."""
+    """Run the forward and backward passes of padded batches, see ``Updates.tried``."""
     with updates.aside():
         set_seed(trainer)
         counted, gradients = updates.tried(samples, scale, **options)
@@ -158,7 +162,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _switch_dropout_off(modules: list[nn.Module]) -> None:
-    """Set the probabilities of the classes that drop to 0, until the end of a trial."""
+    """Set all dropout probabilities to 0; the end of the trial restores them."""
     for module in modules:
         for kind, name in DROPPING.items():
             if isinstance(module, kind):

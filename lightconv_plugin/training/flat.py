@@ -1,4 +1,4 @@
-"""A model whose parameters, gradients and Adam's moments lie in flat buffers, and fairseq's optimizer beside it."""
+"""Flat buffers of a model's parameters, gradients and Adam's moments, and their exchange with fairseq's optimizer."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -9,27 +9,28 @@ from torch import Tensor, nn
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.ops.torch_private import copy_to_all
 
-ALIGNMENT = 64  # numbers: every parameter begins where matrix products are fastest
+ALIGNMENT = 64  # elements; every parameter starts at a multiple, where matrix products are fastest
 
 
 class FlatModel:
-    """The buffers, (N,) each, and views of them by parameter.
+    """Flat buffers, (N,) each, and views of them for each parameter.
 
-    The parameters of the model become views. fairseq's optimizer keeps what it had until ``export`` writes the state of
-    the buffers into it, in the form in which it saves checkpoints and reads them.
+    The parameters of the model become views of ``weight``. fairseq's optimizer is out of date until ``export`` writes
+    the buffers into it, in the form in which it saves and loads checkpoints.
 
     Args:
-        optimizer: fairseq's, ``adam``, for float32, or in the wrapper for float16 or bfloat16.
-        reached: the parameters that have gradients. In float32 fairseq leaves others alone; in 16 bits theirs are 0.
+        optimizer: fairseq's ``adam``; for float16 or bfloat16, fairseq's wrapper of it.
+        reached: the parameters that have gradients. Of a model in float32, fairseq does not update the rest; of a model
+            in 16 bits, it updates them with a gradient of 0.
 
     Raises:
-        ValueError: the parameters have made different numbers of steps.
+        ValueError: Adam's step counts differ between parameters.
 
     Attributes:
-        weight, grad: in the model's type.
-        param: in float32; ``weight`` itself, where the model is.
-        exp_avg, exp_avg_sq: Adam's, in float32.
-        steps: of Adam so far, when the buffers were made.
+        weight, grad: parameters and gradients in the model's dtype.
+        param: parameters in float32; the same buffer as ``weight`` if the model is in float32.
+        exp_avg, exp_avg_sq: Adam's moments in float32.
+        steps: number of Adam's steps when the buffers were created.
     """
 
     def __init__(self, optimizer: Any, reached: Collection[Tensor]) -> None:
@@ -53,14 +54,14 @@ class FlatModel:
         self._fill()
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of a buffer, each in the shape of its parameter."""
+        """Return views of a buffer (N,), one for each parameter, in its shape."""
         pairs = zip(self.params, self._offsets, strict=True)
-        return [flat[at : at + param.numel()].view_as(param) for param, at in pairs]
+        return [flat[offset : offset + param.numel()].view_as(param) for param, offset in pairs]
 
     def _masters(self) -> Iterator[tuple[nn.Parameter, slice]]:
-        """fairseq's parameters in float32, and which of ours each stands for."""
+        """Yield fairseq's float32 parameters, each with the slice of ``params`` that it holds."""
         masters = getattr(self._optimizer, "fp32_params", None)
-        if isinstance(masters, dict):  # one flat parameter: float16's
+        if isinstance(masters, dict):  # in float16, fairseq has one flat parameter
             yield next(iter(masters.values())), slice(None)
             return
         for number, param in enumerate(masters if masters is not None else self.params):
@@ -68,12 +69,12 @@ class FlatModel:
 
     @torch.no_grad()
     def _fill(self) -> None:
-        for master, which in self._masters():
+        for master, covered in self._masters():
             moments = self._optimizer.optimizer.state.pop(master, {})
             for name in ("param", "exp_avg", "exp_avg_sq"):
                 source = master.data if name == "param" else moments.get(name)
                 if source is not None:
-                    parts = [part.view(-1) for part in self.views(getattr(self, name))[which]]
+                    parts = [part.view(-1) for part in self.views(getattr(self, name))[covered]]
                     copy_to_all(parts, source.flatten().split([part.numel() for part in parts]))
         for param, view in zip(self.params, self.views(self.weight), strict=True):
             view.copy_(param.data)
@@ -84,12 +85,12 @@ class FlatModel:
 
     @torch.no_grad()
     def export(self, steps: int) -> None:
-        """Write parameters and moments, after ``steps`` of Adam's, into fairseq's optimizer."""
-        for master, which in self._masters():
+        """Write parameters and moments into fairseq's optimizer, with Adam's step count ``steps``."""
+        for master, covered in self._masters():
 
-            def as_master(buffer: Tensor, which: slice = which) -> Tensor:
-                parts = self.views(buffer)[which]
-                return torch.cat([part.flatten() for part in parts]) if which == slice(None) else parts[0]
+            def as_master(buffer: Tensor, covered: slice = covered) -> Tensor:
+                parts = self.views(buffer)[covered]
+                return torch.cat([part.flatten() for part in parts]) if covered == slice(None) else parts[0]
 
             if self.param is not self.weight:
                 master.data = as_master(self.param)
@@ -98,14 +99,14 @@ class FlatModel:
                 self._optimizer.optimizer.state[master] = {"step": steps, **moments}
 
     def release(self) -> None:
-        """Give fairseq's optimizer, after an ``export``, back the memory of its gradients."""
+        """Allocate the gradients of fairseq's optimizer again; call it after ``export``."""
         for master, _ in self._masters():
             if self.param is not self.weight:
                 master.grad = torch.zeros_like(master)
 
 
 def settings_of(trainer: Any) -> ending.Settings:
-    """The numbers of fairseq's optimizer and loss scale that stay the same in all updates."""
+    """Return the settings of fairseq's optimizer and loss scaler that are constant during training."""
     (group,), scaler = trainer.optimizer.param_groups, getattr(trainer.optimizer, "scaler", None)
     settings: dict[str, Any] = {name: group[name] for name in ("eps", "weight_decay")}
     settings |= {"betas": tuple(group["betas"]), "clip": float(trainer.cfg.optimization.clip_norm)}

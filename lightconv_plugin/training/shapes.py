@@ -1,4 +1,4 @@
-"""Few shapes for many batches: a captured graph serves one shape, so batches are padded to a small set of shapes."""
+"""Pad batches to a small set of shapes, since a captured graph serves one shape only."""
 
 import math
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-Shape = tuple[int, ...]  # sentences, then the length of the source and of the target; of a language model one length
+Shape = tuple[int, ...]  # (sentences, source length, target length); for a language model (sentences, length)
 
-MOST = 32  # lengths to which sentences are padded; each gives one shape
+MOST = 32  # most lengths to which sentences are padded; each gives one shape
 
 
 class Padding(NamedTuple):
-    """Padding of a task's batches: its symbol and that of an end, and the sides on which it comes before the words."""
+    """Indices of a task's padding and end-of-sentence symbols, and the sides on which the padding is on the left."""
 
     pad: int
     eos: int
@@ -22,10 +22,10 @@ class Padding(NamedTuple):
 
 
 def plan(sizes: np.ndarray) -> list[Shape]:
-    """Choose lengths of both sides, shortest first, in one of which each sentence pair fits with little padding.
+    """Choose pairs of source and target length, shortest first, so that each sentence pair fits one of them closely.
 
-    There are at most ``MOST`` lengths of the longer side. They are as dense as the square root of the density of
-    sentences: with so many lengths, this pads least.
+    There are at most ``MOST`` pairs. Their density is proportional to the square root of the density of sentence
+    lengths: for a fixed number of pairs, this minimises padding.
 
     Args:
         sizes: (N, 2), lengths of source and target; or (N, 1), of a language model's text.
@@ -35,19 +35,19 @@ def plan(sizes: np.ndarray) -> list[Shape]:
     share = np.sqrt(counts * np.diff(values, prepend=0)).cumsum()
     ends = np.searchsorted(share, share[-1] * np.arange(1, MOST) / MOST)
     lengths = np.unique([*values[ends], values[-1]])
-    which = np.searchsorted(lengths, longest)
-    planned = {tuple(sizes[which == number].max(axis=0).tolist()) for number in range(len(lengths))}
+    length_index = np.searchsorted(lengths, longest)
+    planned = {tuple(sizes[length_index == number].max(axis=0).tolist()) for number in range(len(lengths))}
     return sorted(planned, key=sum)
 
 
 class FewShapes:
-    """A dataset's ``batch_by_size`` that puts examples together which are padded alike, into full batches if it can.
+    """Replacement of a dataset's ``batch_by_size`` that groups examples padded to the same lengths into full batches.
 
-    Batches have as many words as without it (``--max-tokens``, padding included), and as many sentences at most. A
-    dataset that does not tell the lengths of its examples makes its batches itself.
+    ``--max-tokens`` (padding included) and ``--batch-size`` are the limits, as without it. The dataset's original
+    method makes the batches if the dataset does not report the lengths of its examples.
 
     Attributes:
-        shapes: those that the last batches fit into.
+        shapes: shapes of the batches of the last call; empty if the original method made them.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -57,16 +57,18 @@ class FewShapes:
     def __call__(
         self, indices: Any, max_tokens: Any = None, max_sentences: Any = None, required_batch_size_multiple: int = 1
     ) -> Any:
-        left, multiple = np.asarray(indices), required_batch_size_multiple
-        sizes = np.asarray(getattr(self.dataset, "sizes", None))  # some datasets draw other examples for each epoch
-        is_usable = sizes.dtype != object and sizes.ndim in (1, 2) and len(left)
+        remaining, multiple = np.asarray(indices), required_batch_size_multiple
+        sizes = np.asarray(
+            getattr(self.dataset, "sizes", None)
+        )  # read at each call: some datasets draw new examples for each epoch
+        is_usable = sizes.dtype != object and sizes.ndim in (1, 2) and len(remaining)
         sizes = sizes.reshape(len(sizes), -1) if is_usable else sizes
         self.shapes, batches = [], []
-        if not is_usable or (max_tokens and sizes[left].max() > max_tokens):  # which fairseq refuses
-            return self._original(left, max_tokens, max_sentences, multiple)
-        for lengths in plan(sizes[left]):
-            fits = (sizes[left] <= lengths).all(axis=1)
-            group, left = left[fits], left[~fits]
+        if not is_usable or (max_tokens and sizes[remaining].max() > max_tokens):  # fairseq rejects it
+            return self._original(remaining, max_tokens, max_sentences, multiple)
+        for lengths in plan(sizes[remaining]):
+            fits = (sizes[remaining] <= lengths).all(axis=1)
+            group, remaining = remaining[fits], remaining[~fits]
             if len(group):
                 count = min(max_tokens // max(lengths) if max_tokens else len(group), max_sentences or len(group))
                 count -= count % multiple if count >= multiple else 0
@@ -76,7 +78,7 @@ class FewShapes:
 
 
 def batch_in_few_shapes(dataset: Any) -> FewShapes:
-    """Have a dataset make its batches in few shapes, and return what makes them."""
+    """Replace a dataset's ``batch_by_size`` by ``FewShapes``, if it is not one yet, and return it."""
     if not isinstance(vars(dataset).get("batch_by_size"), FewShapes):
         dataset.batch_by_size = FewShapes(dataset)
     batching: FewShapes = dataset.batch_by_size
@@ -84,11 +86,11 @@ def batch_in_few_shapes(dataset: Any) -> FewShapes:
 
 
 def as_collated(shapes: Iterable[Shape], sample: dict[str, Any], sizes: np.ndarray) -> list[Shape]:
-    """Lengthen shapes by the words that a dataset adds when it collates, such as ``--add-bos-token``.
+    """Lengthen shapes by the tokens that a dataset adds when it collates a batch, such as ``--add-bos-token``.
 
     Args:
-        shapes: by the dataset's sizes.
-        sample: a batch as the dataset collates it.
+        shapes: shapes by the dataset's sizes, without these tokens.
+        sample: a collated batch.
         sizes: (n,) or (n, 1 or 2), the dataset's sizes of the batch's examples.
     """
     longest = sizes.reshape(len(sizes), -1).max(axis=0)
@@ -97,13 +99,13 @@ def as_collated(shapes: Iterable[Shape], sample: dict[str, Any], sizes: np.ndarr
 
 
 def fit(shapes: Iterable[Shape], batch: Shape) -> Shape | None:
-    """Return the smallest shape that holds a batch; None if none does."""
+    """Return the smallest shape that a batch fits into, or None."""
     holding = [shape for shape in shapes if all(a >= b for a, b in zip(shape, batch, strict=True))]
     return min(holding, key=room, default=None)
 
 
 def fields(shape: Shape) -> dict[str, Shape]:
-    """Return the shapes of a batch's tensors by name, in the order in which they are packed."""
+    """Return the shape of each tensor of a batch, by name, in packing order."""
     sentences, source, *target = shape
     shapes: dict[str, Shape] = {"src_tokens": (sentences, source), "src_lengths": (sentences,)}
     if target:
@@ -112,32 +114,32 @@ def fields(shape: Shape) -> dict[str, Shape]:
 
 
 def room(shape: Shape) -> int:
-    """Return the count of numbers in a packed batch of this shape."""
+    """Return the number of elements in a packed batch of this shape."""
     return sum(map(math.prod, fields(shape).values()))
 
 
 def unpack(packed: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """Return views of a packed batch, int64, of room(shape) numbers or more, by name."""
+    """Return the tensors of a batch, by name, as views of a packed int64 tensor of at least room(shape) elements."""
     dims = fields(shape)
     parts = packed[: room(shape)].split(list(map(math.prod, dims.values())))
     return {name: part.view(dims[name]) for name, part in zip(dims, parts, strict=True)}
 
 
 def shape_of(sample: dict[str, Any]) -> Shape:
-    """Return the shape of a batch as fairseq collates it."""
+    """Return the shape of a batch collated by fairseq."""
     inputs = sample["net_input"]
     target = [] if "prev_output_tokens" not in inputs else [inputs["prev_output_tokens"].shape[1]]
     return (*inputs["src_tokens"].shape, *target)
 
 
 def pack(sample: dict[str, Any] | None, packed: Tensor, shape: Shape, padding: Padding) -> None:
-    """Write a batch, padded to a shape, into memory of ``room(shape)`` numbers.
+    """Pad a batch to a shape, and write it into a tensor of ``room(shape)`` elements.
 
-    Sentences that fill it up are an end of sentence alone, and have no target: they change no loss and no gradient, and
-    attention to them is not empty, which would give NaN.
+    Filler sentences consist of an end-of-sentence symbol and have no target. So they change neither loss nor gradients,
+    and attention has a position to attend to; without one it would give NaN.
 
     Args:
-        sample: as fairseq collates it; None for a batch of such sentences alone.
+        sample: a batch collated by fairseq; None for a batch of filler sentences only.
     """
     tensors = {} if sample is None else {**sample["net_input"], "target": sample["target"]}
     for name, view in unpack(packed, shape).items():
@@ -147,21 +149,21 @@ def pack(sample: dict[str, Any] | None, packed: Tensor, shape: Shape, padding: P
             if tensor is not None:
                 view[: len(tensor)] = tensor
             continue
-        left = padding.left_source if name == "src_tokens" else padding.left_target
+        pads_left = padding.left_source if name == "src_tokens" else padding.left_target
         view.fill_(padding.pad)
         sentences, length = (0, 0) if tensor is None else tensor.shape
         if name != "target":
-            view[sentences:, -1 if left else 0] = padding.eos
+            view[sentences:, -1 if pads_left else 0] = padding.eos
         if tensor is not None:
-            words = slice(view.shape[1] - length, None) if left else slice(length)
+            words = slice(view.shape[1] - length, None) if pads_left else slice(length)
             view[:sentences, words] = tensor
 
 
 def as_sample(packed: Tensor, shape: Shape, counts: Tensor) -> dict[str, Any]:
-    """Return a packed batch as criterions take it.
+    """Return a packed batch in the form that criterions take.
 
     Args:
-        counts: (2,), words and sentences of the batch, without those that fill it up.
+        counts: (2,), numbers of words and sentences of the batch, without filler sentences.
     """
     views = unpack(packed, shape)
     inputs = {name: view for name, view in views.items() if name != "target"}

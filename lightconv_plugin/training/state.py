@@ -29,7 +29,7 @@ from lightconv_plugin.modules.window import StateKey
 from lightconv_plugin.ops import torch_private
 
 # A copy refers to the same objects of these types: attributes of modules, of a task and of its state, which pickle
-# cannot read, are copied each by itself, tensors are put back by their contents, and no update changes the others.
+# cannot read, are copied each by itself, tensors are put back by their contents, and no update changes the rest.
 SHARED = (
     *(Tensor, nn.Module, StateKey, torch.jit.ScriptFunction),
     *(Dictionary, EpochBatchIterating, FairseqTask, StatefulContainer, torch.utils.data.Dataset),
@@ -49,9 +49,9 @@ class Content(NamedTuple):
     """Value of an attribute.
 
     Attributes:
-        written: all that is neither a tensor nor shared.
-        tensors: copies of them, but of parameters and registered buffers.
-        shared: the other objects of SHARED.
+        written: the value as bytes, without tensors and objects of SHARED.
+        tensors: copies of its tensors, except parameters and registered buffers.
+        shared: its remaining objects of SHARED.
     """
 
     written: bytes
@@ -144,8 +144,8 @@ class State:
                 if key not in torch_private.MODULE_ATTRIBUTES:
                     written, shared = self._named(f"{name}.{key}", value)
                     tensors = [t for t in _without_parameters(shared) if id(t) not in registered]
-                    others = [each for each in shared if not any(each is t for t in tensors)]
-                    contents[f"{name}.{key}"] = Content(written, [t.detach().clone() for t in tensors], others)
+                    objects = [value for value in shared if not any(value is t for t in tensors)]
+                    contents[f"{name}.{key}"] = Content(written, [t.detach().clone() for t in tensors], objects)
         return contents
 
     @contextmanager

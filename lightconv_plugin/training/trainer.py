@@ -222,8 +222,8 @@ class CapturedTrainer(Trainer):
         # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
         internals.use_model_itself(self)
         words, dataset = self.task.target_dictionary, getattr(self._epoch_iterator, "dataset", None)
-        left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
-        updates = self._make_updates(Padding(words.pad(), words.eos(), *left), planned)
+        pads_left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
+        updates = self._make_updates(Padding(words.pad(), words.eos(), *pads_left), planned)
         flat = FlatModel(self.optimizer, updates.reached)
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if scaler := getattr(self.optimizer, "scaler", None):

@@ -61,7 +61,7 @@ class _PaddingIsThere(TorchFunctionMode):
 
 
 def _is_among(tensor: Tensor, tensors: list[Tensor]) -> bool:
-    return any(tensor is each for each in tensors)
+    return any(tensor is candidate for candidate in tensors)
 
 
 class _Graph(NamedTuple):
@@ -352,8 +352,8 @@ class Updates:
             event, numbers = self.waiting.popleft()
             if event is not None:
                 event.synchronize()
-            left = iter(numbers.tolist())
+            values = iter(numbers.tolist())
             names = ([SAMPLE_SIZE, *self.keys], ending.OUTCOME, ending.CONTROL)
-            sums, outcome, control = (dict(zip(group, left, strict=False)) for group in names)
+            sums, outcome, control = (dict(zip(group, values, strict=False)) for group in names)
             self._known_skips = int(control["skipped"])
             yield sums, outcome, control

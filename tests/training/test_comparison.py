@@ -200,7 +200,7 @@ def lost_gradient(updates: Any) -> None:
     updates._grads = [*updates._grads[:7], torch.zeros_like(updates._grads[7]), *updates._grads[8:]]
 
 
-HOLDS = "an update changes what a graph holds for ever: "
+HOLDS = "an update changes values that a graph holds constant: "
 ASKED = "a number is asked for during a capture"  # on a GPU: a wait
 # changes before the first update and at the second epoch, and what the log says; nothing of what graphs can do
 CASES: dict[str, tuple[Change, Change, str]] = {
