@@ -61,10 +61,10 @@ def test_from_pretrained_translates_as_fairseqs(cut, file):
     options = {"data_name_or_path": ".", "bpe": units, OPTION[units]: str(codes)}
     ours = LightConvModel.from_pretrained(str(folder), checkpoint_file=file, **options)
     theirs = lightconv.LightConvModel.from_pretrained(str(folder), checkpoint_file="theirs.pt", **options)
-    found = ours.translate(TEXTS, beam=3, max_len_b=8)
-    assert found == theirs.translate(TEXTS, beam=3, max_len_b=8)
-    assert any(found), "empty translations prove nothing"
-    assert ours.translate(TEXTS[0], beam=3, max_len_b=8) == found[0]
+    translations = ours.translate(TEXTS, beam=3, max_len_b=8)
+    assert translations == theirs.translate(TEXTS, beam=3, max_len_b=8)
+    assert any(translations), "empty translations prove nothing"
+    assert ours.translate(TEXTS[0], beam=3, max_len_b=8) == translations[0]
 
 
 def test_a_model_without_the_plugin_s_tasks_is_not_loaded(monkeypatch):
@@ -163,28 +163,30 @@ def test_safetensors_and_back(cut, tmp_path, capsys):
     convert.main([str(folder / "model.pt"), str(tmp_path / "model.safetensors")])
     convert.main([str(tmp_path / "model.safetensors"), str(tmp_path / "back.pt")])
     assert "pla_lightconv, " in capsys.readouterr().out
-    before, after = (torch.load(file, weights_only=True) for file in (folder / "model.pt", tmp_path / "back.pt"))
+    original, converted_back = (
+        torch.load(file, weights_only=True) for file in (folder / "model.pt", tmp_path / "back.pt")
+    )
     settings = json.loads((tmp_path / "config.json").read_text())
-    assert settings["cfg"] == before["cfg"]
+    assert settings["cfg"] == original["cfg"]
     embeddings = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight"]
     assert settings["tied"] == dict.fromkeys(embeddings[1:], embeddings[0])
-    parameters, others = after.pop("model"), before.pop("model")
-    assert after == before
-    assert parameters.keys() == others.keys()
-    assert all(torch.equal(parameters[name], others[name]) for name in others)
+    parameters, original_parameters = converted_back.pop("model"), original.pop("model")
+    assert converted_back == original
+    assert parameters.keys() == original_parameters.keys()
+    assert all(torch.equal(parameters[name], original_parameters[name]) for name in original_parameters)
     assert len({parameters[name].data_ptr() for name in embeddings}) == 1
 
 
 def test_parts_of_larger_tensors_and_half_precision_as_safetensors(tmp_path):
-    whole = torch.randn(4, 6, dtype=torch.float16)
-    own = {"rows": whole[1:3], "columns": whole[:, 1:3], "again": whole[1:3], "0": torch.ones(())}
+    matrix = torch.randn(4, 6, dtype=torch.float16)
+    written = {"rows": matrix[1:3], "columns": matrix[:, 1:3], "again": matrix[1:3], "0": torch.ones(())}
     rest = {"cfg": {}, "optimizer_history": [], "task_state": {}, "extra_state": {"train_iterator": {}}}
-    write_safetensors({"model": own, **rest}, tmp_path / "a.safetensors")
-    found = read_safetensors(tmp_path / "a.safetensors")
-    assert {name: tensor.tolist() for name, tensor in found["model"].items()} == {
-        name: tensor.tolist() for name, tensor in own.items()
+    write_safetensors({"model": written, **rest}, tmp_path / "a.safetensors")
+    read = read_safetensors(tmp_path / "a.safetensors")
+    assert {name: tensor.tolist() for name, tensor in read["model"].items()} == {
+        name: tensor.tolist() for name, tensor in written.items()
     }
-    assert {tensor.dtype for tensor in found["model"].values()} == {torch.float16, torch.float32}
+    assert {tensor.dtype for tensor in read["model"].values()} == {torch.float16, torch.float32}
 
 
 def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
@@ -204,10 +206,10 @@ def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["fairseq-train", str(tmp_path), *architecture, *still, *rest, *places])
     train.cli_main()
 
-    before = torch.load(tmp_path / "model.pt", weights_only=True)["model"]
-    after = load(tmp_path / "tuned" / "checkpoint_last.pt")["model"]
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)["model"]
+    tuned = load(tmp_path / "tuned" / "checkpoint_last.pt")["model"]
+    assert weights.keys() == tuned.keys()
+    assert all(torch.equal(weights[name], tuned[name]) for name in weights)
 
     convert.main([str(tmp_path / "tuned" / "checkpoint_last.pt"), str(tmp_path / "tuned" / "model.safetensors")])
 
@@ -233,6 +235,8 @@ def test_a_language_model(tmp_path, operator, adaptive):
     assert isinstance(ours, LightConvLanguageModel)
     tokens = torch.randint(4, 20, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        found, expected = (m.get_normalized_probs(m(tokens), True, {"target": tokens}) for m in (ours.eval(), model))
+        log_probs, expected = (
+            m.get_normalized_probs(m(tokens), True, {"target": tokens}) for m in (ours.eval(), model)
+        )
     assert expected.std() > 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-5)

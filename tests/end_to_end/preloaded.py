@@ -36,8 +36,8 @@ def become(asker: Path, python: str) -> None:
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()  # fairseq's import has made one
-    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:1] = [*([] if "-P" in words[:1] else [os.getcwd()]), *given]
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [*([] if "-P" in words[:1] else [os.getcwd()]), *folders]
     sys.executable = python  # its own commands are forked as well
     if "-m" in words[:2]:
         sys.argv = words[words.index("-m") + 1 :]
@@ -49,8 +49,8 @@ def become(asker: Path, python: str) -> None:
 
 
 def serve(folder: Path) -> NoReturn:
-    for each in ("fairseq", "torch._dynamo", "yaml", "sacrebleu"):
-        importlib.import_module(each)
+    for module in ("fairseq", "torch._dynamo", "yaml", "sacrebleu"):
+        importlib.import_module(module)
     while True:
         for asker in (folder / "asked").read_text().split():
             if os.fork() == 0:

@@ -33,9 +33,9 @@ def command(module: str, *arguments: object) -> list[str]:
 
 def run(module: str, *arguments: object, cwd: Path, given: str | None = None) -> str:
     """Run one of fairseq's commands to its end; gives all it said."""
-    done = subprocess.run(command(module, *arguments), cwd=cwd, input=given, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    process = subprocess.run(command(module, *arguments), cwd=cwd, input=given, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout + process.stderr
 
 
 def train_arguments(data: Path, save_dir: Path) -> list[str]:
@@ -61,8 +61,8 @@ def test_training_killed_and_resumed_ends_with_the_same_weights(corpus, trained,
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL, "training ended before it could be killed"
-    said = run("train", *train_arguments(corpus, save_dir), cwd=tmp_path)
-    assert "Loaded checkpoint" in said, "the second run started anew"
+    output = run("train", *train_arguments(corpus, save_dir), cwd=tmp_path)
+    assert "Loaded checkpoint" in output, "the second run started anew"
     expected, got = weights(trained), weights(save_dir / "checkpoint_last.pt")
     assert expected.keys() == got.keys()
     for name in expected:
@@ -71,16 +71,16 @@ def test_training_killed_and_resumed_ends_with_the_same_weights(corpus, trained,
 
 def test_generate_interactive_and_validate(corpus, trained, tmp_path):
     options = ["--user-dir", PLUGIN, "--path", trained, "--cpu"]
-    said = run("generate", corpus, *options, "--gen-subset", "valid", *WHOLE, "--beam", 3, cwd=tmp_path)
-    assert sum(line.startswith("H-") for line in said.splitlines()) == 20
-    assert "BLEU4 = " in said
-    said = run("interactive", corpus, *options, "--beam", 3, cwd=tmp_path, given="w1 w2 w3\n")
-    assert any(line.startswith("H-0\t") for line in said.splitlines())
+    output = run("generate", corpus, *options, "--gen-subset", "valid", *WHOLE, "--beam", 3, cwd=tmp_path)
+    assert sum(line.startswith("H-") for line in output.splitlines()) == 20
+    assert "BLEU4 = " in output
+    output = run("interactive", corpus, *options, "--beam", 3, cwd=tmp_path, given="w1 w2 w3\n")
+    assert any(line.startswith("H-0\t") for line in output.splitlines())
     stepwise = ["--task", "pla_translation", "--stepwise-length-penalty", 2.5, "--max-len-b", 20]
-    said = run("interactive", corpus, *options, *stepwise, cwd=tmp_path, given="w1 w2 w3\n")
-    told = {line[:1]: line.split("\t")[1] for line in said.splitlines() if line.startswith(("H-0", "P-0"))}
-    tokens = [float(score) for score in told["P"].split()]
-    assert float(told["H"]) == pytest.approx(sum(tokens) / ((5 + len(tokens)) / 6) ** 2.5, abs=1e-3)
-    said = run("validate", corpus, *options, "--task", "translation", "--max-tokens", 300, cwd=tmp_path)
-    assert "valid on 'valid' subset" in said
-    assert "loss" in said
+    output = run("interactive", corpus, *options, *stepwise, cwd=tmp_path, given="w1 w2 w3\n")
+    fields = {line[:1]: line.split("\t")[1] for line in output.splitlines() if line.startswith(("H-0", "P-0"))}
+    tokens = [float(score) for score in fields["P"].split()]
+    assert float(fields["H"]) == pytest.approx(sum(tokens) / ((5 + len(tokens)) / 6) ** 2.5, abs=1e-3)
+    output = run("validate", corpus, *options, "--task", "translation", "--max-tokens", 300, cwd=tmp_path)
+    assert "valid on 'valid' subset" in output
+    assert "loss" in output

@@ -75,11 +75,11 @@ def test_language_model_trains_from_yaml_and_fairseq_eval_lm_reads_it(corpus, tm
     )
     (tmp_path / "lm.yaml").write_text(yaml.safe_dump(config))
     run("hydra_train", "--config-dir", tmp_path, "--config-name", "lm", cwd=tmp_path)
-    said = run(
+    output = run(
         "eval_lm", tmp_path / "data", "--user-dir", PLUGIN, "--path", tmp_path / "saved" / "checkpoint_last.pt",
         "--gen-subset", "valid", "--sample-break-mode", "eos", "--cpu", *WHOLE, cwd=tmp_path,
     )  # fmt: skip
-    perplexity = float(said.rsplit("Perplexity: ", 1)[1].split()[0])
+    perplexity = float(output.rsplit("Perplexity: ", 1)[1].split()[0])
     assert perplexity == pytest.approx(perplexity_of(tmp_path / "saved" / "checkpoint_last.pt"), abs=0.01)  # as printed
 
 
@@ -89,8 +89,8 @@ def perplexity_of(checkpoint):
     task.load_dataset("valid")
     losses = []
     with torch.no_grad():
-        for each in task.dataset("valid"):
-            source, target = each["source"][None], each["target"][None]
+        for pair in task.dataset("valid"):
+            source, target = pair["source"][None], pair["target"][None]
             probabilities = model.eval().get_normalized_probs(model(source), log_probs=True, sample={"target": target})
             losses.append(-probabilities.double().gather(2, target[..., None]).flatten())
     return torch.cat(losses).mean().exp().item()
@@ -106,8 +106,8 @@ def test_fairseqs_convs2s_trains_and_generates(corpus, tmp_path):
         "--clip-norm", "0.1", "--criterion", "label_smoothed_cross_entropy", "--max-tokens", 300, "--max-update", 5,
         "--num-workers", 0, "--disable-validation", "--save-dir", tmp_path / "saved", "--cpu", cwd=tmp_path,
     )  # fmt: skip
-    said = run(
+    output = run(
         "generate", corpus, "--user-dir", PLUGIN, "--path", tmp_path / "saved" / "checkpoint_last.pt", "--cpu",
         "--gen-subset", "valid", *WHOLE, cwd=tmp_path,
     )  # fmt: skip
-    assert sum(line.startswith("H-") for line in said.splitlines()) == 20
+    assert sum(line.startswith("H-") for line in output.splitlines()) == 20

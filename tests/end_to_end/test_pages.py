@@ -59,19 +59,19 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    found: list[Block] = []
+    blocks_of_page: list[Block] = []
     goes_on = False  # the last block is Python of the section at hand
     text = page.read_text(encoding="utf-8")
-    for each in re.finditer(r"^## |^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S):
-        language, code = each.groups()
+    for match in re.finditer(r"^## |^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S):
+        language, code = match.groups()
         if code is None:
             goes_on = False
         elif language == "python" and goes_on:
-            found[-1] = found[-1]._replace(text=found[-1].text + code)
+            blocks_of_page[-1] = blocks_of_page[-1]._replace(text=blocks_of_page[-1].text + code)
         else:
-            found.append(Block(page, text.count("\n", 0, each.start()) + 1, language, code))
+            blocks_of_page.append(Block(page, text.count("\n", 0, match.start()) + 1, language, code))
             goes_on = language == "python"
-    return found
+    return blocks_of_page
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]

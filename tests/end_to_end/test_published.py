@@ -27,10 +27,10 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     *_, good, damaged, signature, _ = first = capfd.readouterr().out.splitlines()
     assert good.startswith(GOOD)
     assert good.endswith("as published")
-    found = json.loads((work / "scores" / GOOD / "scores" / "scores.json").read_text())
+    scores = json.loads((work / "scores" / GOOD / "scores" / "scores.json").read_text())
     # Neither a model that knows nothing nor one that gets everything right, of which any search has the same score.
     # It was 59.6 to 66.8 for three seeds, with AVX-512, AVX2 and without.
-    assert 0 < found["sacrebleu"] < 100
+    assert 0 < scores["sacrebleu"] < 100
     assert "beam:8|lenpen:1.0" in signature
     assert damaged.endswith("differs")
     with pytest.raises(UserError, match=r"^1 of 2 models"):
@@ -40,6 +40,6 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     assert again[-4:] == first[-4:]
     asked = [*python_module("scripts.translate"), str(work / GOOD), "--dataset", "wmt17_zh_en"]
     text = "".join(f"{chinese}\n" for chinese, _ in sentences(TEST_LINES, seed=1)).encode()
-    told = subprocess.run(asked, input=text, env=environment(), capture_output=True, check=True)
+    process = subprocess.run(asked, input=text, env=environment(), capture_output=True, check=True)
     translated = (work / "scores" / GOOD / "scores" / "hypotheses.detok").read_text()
-    assert (told.stdout.decode(), told.stderr.decode()) == (translated, "")
+    assert (process.stdout.decode(), process.stderr.decode()) == (translated, "")

@@ -25,13 +25,13 @@ def outputs(notebook: Any) -> list[list[str]]:
 def test_the_tour_runs_and_has_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder without the demo's model, whose last cell then says what to run."""
     monkeypatch.delenv("MPLBACKEND", raising=False)  # a notebook's own shows pictures in the page
-    kept = nbformat.read(TOUR, as_version=4)
-    assert all(outputs(kept)[place] for place in range(len(outputs(kept))))
+    notebook = nbformat.read(TOUR, as_version=4)
+    assert all(outputs(notebook)[place] for place in range(len(outputs(notebook))))
     ran = nbformat.read(TOUR, as_version=4)
     (tmp_path / "scripts").mkdir()
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(ran, timeout=300, kernel_name="python3", resources=resources).execute()
-    assert outputs(ran) == outputs(kept)
+    assert outputs(ran) == outputs(notebook)
     text = "".join(output.get("text", "") for cell in ran.cells for output in cell.get("outputs", []))
     assert "DynamicConv: 100% of the answers are right" in text
     assert "run scripts/demo.sh first" in text

@@ -32,7 +32,8 @@ def bindings(path: Path) -> Iterator[tuple[str, int]]:
             yield node.name, node.lineno
 
 
-def main(argv: list[str]) -> None:
+def count(show: bool = False) -> tuple[Counter[str], dict[str, Counter[str]]]:
+    """Return the number of names of each folder, and the fillers among them; ``show`` prints the place of each."""
     totals: Counter[str] = Counter()
     fillers: dict[str, Counter[str]] = {}
     for path in PYTHON:
@@ -42,13 +43,18 @@ def main(argv: list[str]) -> None:
             totals[folder] += 1
             if name.strip("_") in FILLERS:
                 fillers.setdefault(folder, Counter())[name.strip("_")] += 1
-                if argv == ["--all"]:
+                if show:
                     print(f"{relative}:{line}: {name}")
+    return totals, fillers
+
+
+def main(argv: list[str]) -> None:
+    totals, fillers = count(show=argv == ["--all"])
     for folder, total in sorted(totals.items()):
-        count = fillers.get(folder, Counter())
-        common = ", ".join(f"{name} {number}" for name, number in count.most_common(6))
-        print(f"{folder:28}{count.total():5} of {total:6,} names  {count.total() / total:6.1%}  {common}".rstrip())
-    number = sum(count.total() for count in fillers.values())
+        names = fillers.get(folder, Counter())
+        common = ", ".join(f"{name} {number}" for name, number in names.most_common(6))
+        print(f"{folder:28}{names.total():5} of {total:6,} names  {names.total() / total:6.1%}  {common}".rstrip())
+    number = sum(names.total() for names in fillers.values())
     print(f"{'all':28}{number:5} of {totals.total():6,} names  {number / totals.total():6.1%}")
 
 

@@ -7,6 +7,7 @@ from graphlib import TopologicalSorter
 import pytest
 
 from data_prep.common import CHECKOUT
+from tests.layout import names
 from tests.layout.tree import PYTHON, TRACKED, imported, imports_between_modules, within
 
 LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.models"]
@@ -69,3 +70,9 @@ def test_no_modules_import_each_other_in_a_circle():
     edges = imports_between_modules(without=UPWARDS)
     assert sum(map(len, edges.values())) > len(edges)
     TopologicalSorter(edges).prepare()  # its error names a circle
+
+
+def test_names_say_what_they_hold():
+    """A name such as ``found`` or ``each`` says nothing of a value (python -m tests.layout.names --all has the places)."""
+    totals, fillers = names.count()
+    assert sum(folder.total() for folder in fillers.values()) < names.MOST * totals.total()

@@ -23,9 +23,9 @@ def library() -> None:
 @pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
     """``torch.set_num_threads``, for one test."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     yield torch.set_num_threads
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=ops.BACKENDS)

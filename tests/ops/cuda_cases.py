@@ -45,8 +45,8 @@ def conv(
             weight = numbers(machine, time, H, K) if dynamic else machine.numbers(dtype, H, K)
             written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
             if dtype.itemsize == 2 and machine.capability >= 80:  # above, both gradients by one kernel
-                for wanted in ((True, False), (False, True)):
-                    written += machine.backward(grad, x, weight, *options, wanted=wanted)
+                for needed in ((True, False), (False, True)):
+                    written += machine.backward(grad, x, weight, *options, wanted=needed)
         return written
 
     return run
@@ -132,7 +132,7 @@ def search(beam: int, stepwise: bool) -> Case:
     """The end of a step of a search for three sentences, whose rings have 9 slots."""
 
     def run(machine: Machine) -> list[Tensor]:
-        beams = [machine.place(each) for each in begun(3, beam, 8, 9, 2, torch.Generator().manual_seed(0))]
+        beams = [machine.place(tensor) for tensor in begun(3, beam, 8, 9, 2, torch.Generator().manual_seed(0))]
         values = machine.place(torch.randn(3, 2 * beam).sort(descending=True).values)
         words, parents = (machine.place(torch.randint(2, 2 + most, values.shape) - 2) for most in (9, beam))
         machine.search_step(values, words, parents, *beams, 2, stepwise)
@@ -146,7 +146,7 @@ def update(dtype: torch.dtype) -> Case:
 
     def run(machine: Machine) -> list[Tensor]:
         vectors = ([7.0], [0.0, 1.0, 0.5], [1, 0.5, 0, 0, 0.5, 3, 0.9, 0.98, 0.01], [64, 0, -1, -1, 0, 0, 0], [0] * 6)
-        size, orders, rules, control, outcome = (machine.place(torch.tensor(each, dtype=F64)) for each in vectors)
+        size, orders, rules, control, outcome = (machine.place(torch.tensor(vector, dtype=F64)) for vector in vectors)
         machine.update_decide(machine.numbers(F32, 1), size, orders, rules, control, outcome)
         param, mean, grad = machine.numbers(F32, 80), machine.numbers(F32, 80), machine.numbers(dtype, 80)
         square, copy = machine.place(torch.rand(80)), None if dtype == F32 else machine.numbers(dtype, 80)

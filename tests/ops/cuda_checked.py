@@ -56,8 +56,8 @@ def run(check: str, case: str, cache: str, sources: str | None) -> None:
                 f"order {name}: {spoiled} numbers of result {i} are NaN: memory is read before it is written"
             )
         first = first or results
-        for i, (result, other) in enumerate(zip(results, first, strict=True)):
-            unequal = int((bits(result) != bits(other)).sum())
+        for i, (result, expected) in enumerate(zip(results, first, strict=True)):
+            unequal = int((bits(result) != bits(expected)).sum())
             assert unequal == 0, (
                 f"order {name}: {unequal} bytes of result {i} differ from order rising's: a barrier is missing"
             )

@@ -32,11 +32,11 @@ EMULATED = (
 
 
 def digest(paths: Iterable[Path]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(paths):
         if path.is_file():
-            found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -135,10 +135,10 @@ class Machine:
     def place(self, tensor: Tensor) -> Tensor:
         """Return a copy in memory that ends with it, and whose start no access may pass either."""
         size = tensor.element_size()
-        before = max(self.alignment, size) // size
-        storage = torch.empty(before + tensor.numel(), dtype=tensor.dtype)  # torch aligns its memory to 64 bytes
-        self.guard(storage, before * size)
-        return storage[before:].view(tensor.shape).copy_(tensor)
+        offset = max(self.alignment, size) // size
+        storage = torch.empty(offset + tensor.numel(), dtype=tensor.dtype)  # torch aligns its memory to 64 bytes
+        self.guard(storage, offset * size)
+        return storage[offset:].view(tensor.shape).copy_(tensor)
 
     def guard(self, storage: Tensor, size: int) -> None:
         """Forbid access to the first bytes of a tensor, where that can be checked."""
@@ -151,12 +151,12 @@ class Machine:
 
         def run(*args: Any) -> Any:
             self.library.emulate(self.capability, ctypes.c_void_p(self.stream))
-            before = torch.are_deterministic_algorithms_enabled()
+            deterministic = torch.are_deterministic_algorithms_enabled()
             torch.use_deterministic_algorithms(True)
             try:
                 return operator(*args)
             finally:
-                torch.use_deterministic_algorithms(before)
+                torch.use_deterministic_algorithms(deterministic)
 
         return run
 
@@ -194,12 +194,12 @@ class Machine:
     def launches(self) -> list[tuple[int, int, int, int, int]]:
         """(device, stream, blocks, threads, shared bytes) of each launch since the last call; then forgets them."""
         facts = (ctypes.c_longlong * 5)()
-        found = []
+        gradients = []
         for i in range(self.driver.shim_launches()):
             self.driver.shim_launch(i, facts)
-            found.append((facts[0], facts[1], facts[2], facts[3], facts[4]))
+            gradients.append((facts[0], facts[1], facts[2], facts[3], facts[4]))
         self.driver.shim_forget()
-        return found
+        return gradients
 
 
 @contextmanager

@@ -42,10 +42,10 @@ def packed(
 
     x (total, C); weight (H, K) or (total, H, K); initial_state (padding_l, N, C).
     """
-    found = []
+    outputs = []
     for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
         kernels = weight if weight.ndim == 2 else weight[begin:end].unsqueeze(1)
         state = None if initial_state is None else initial_state[:, n : n + 1]
         out = getattr(reference, name)(x[begin:end].unsqueeze(1), kernels, initial_state=state, **options)
-        found.append(out.squeeze(1))
-    return torch.cat(found)
+        outputs.append(out.squeeze(1))
+    return torch.cat(outputs)

@@ -31,8 +31,8 @@ def kept(numbers: np.ndarray, third: Any, fourth: int, p: float, seed: int) -> T
 def factors(shape: tuple[int, int, int, int], p: float, seed: int) -> Tensor:
     """DropConnect's, of (T, B, H, K) weights."""
     time, batch, heads, width = shape
-    found = kept(np.arange(time * batch * heads)[:, None], np.arange((width + 3) // 4), 0, p, seed)
-    return found.reshape(time, batch, heads, -1)[..., :width]
+    factors = kept(np.arange(time * batch * heads)[:, None], np.arange((width + 3) // 4), 0, p, seed)
+    return factors.reshape(time, batch, heads, -1)[..., :width]
 
 
 def dropout_factors(count: int, p: float, seed: int) -> Tensor:

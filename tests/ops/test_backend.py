@@ -50,8 +50,8 @@ def call(device: str) -> tuple[Tensor, ...]:
 
 def test_every_operator_is_known():
     names = (name.split("::") for name in torch._C._dispatch_get_all_op_names())
-    known = OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS | ON_GPUS_ALONE
-    assert {name for space, name in names if space == "lightconv"} == known
+    listed = OPERATORS.keys() | GRADIENTS | NOT_OF_TENSORS | ON_GPUS_ALONE
+    assert {name for space, name in names if space == "lightconv"} == listed
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     for name in ON_GPUS_ALONE:
         assert (has(f"lightconv::{name}", "CUDA"), has(f"lightconv::{name}", "CPU")) == (True, False)
@@ -96,12 +96,12 @@ CHANGES: dict[str, tuple[Any, Callable[[backend.Operator], bool], str]] = {
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("kind", CHANGES)
 def test_what_is_refused_is_refused_alike(operator, kind, caplog, monkeypatch, toolkit):
-    change, taken, reason = CHANGES[kind]
+    change, is_taken, reason = CHANGES[kind]
     tensors = change(*call("cpu"))
     if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # whatever the tensors
-        taken, reason = lambda _: False, backend.NO_KERNEL
+        is_taken, reason = lambda _: False, backend.NO_KERNEL
     with torch.set_grad_enabled(kind == "gradients"), torch.autocast("cpu", enabled=kind == "autocast"):
-        if taken(OPERATORS[operator]):
+        if is_taken(OPERATORS[operator]):
             assert ops.choose_backend(operator, "native", *tensors) == "native"
             return
         if OPERATORS[operator].replaces is not None:  # PyTorch's own serve as well, and nobody is told

@@ -45,7 +45,7 @@ def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor, Tenso
 @example(rows=1, width=1030, out=1100, bias=False)
 def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, out, bias):
     x, weight, shift, grad = draw(rows, width, out)
-    given = [t.requires_grad_() for t in (x, weight, *([shift] if bias else []))]
+    leaves = [t.requires_grad_() for t in (x, weight, *([shift] if bias else []))]
     expected = (
         F.linear(rounded(x), rounded(weight), shift.double() if bias else None).detach(),
         rounded(grad) @ rounded(weight),
@@ -55,9 +55,9 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, o
     for units in NUMBERS:
         torch.ops.lightconv.cpu_bf16_units(units)
         y = ops.linear(x, weight, shift if bias else None)
-        gradients = torch.autograd.grad(y, given, grad)
-        for got, wanted in zip((y.detach(), *gradients), expected, strict=False):
-            assert_close(got, wanted)
+        gradients = torch.autograd.grad(y, leaves, grad)
+        for got, want in zip((y.detach(), *gradients), expected, strict=False):
+            assert_close(got, want)
         with torch.no_grad():  # packed beforehand, the weight gives the same
             packed = ops.linear(x, weight, shift if bias else None, ops.pack_weight(weight))
         assert torch.equal(packed, y)
@@ -68,12 +68,12 @@ def test_only_the_gradients_that_are_asked_for(needs):
     tensors = list(draw(30, 20, 10)[:3])
     for place in needs:
         tensors[place].requires_grad_()
-    everything = [t.detach().requires_grad_() for t in tensors]
+    leaves = [t.detach().requires_grad_() for t in tensors]
     grad = torch.randn(30, 10)
     got = torch.autograd.grad(ops.linear(*tensors), [tensors[place] for place in needs], grad)
-    wanted = torch.autograd.grad(ops.linear(*everything), everything, grad)
+    all_gradients = torch.autograd.grad(ops.linear(*leaves), leaves, grad)
     for place, gradient in zip(needs, got, strict=True):
-        assert_close(gradient, wanted[place])
+        assert_close(gradient, all_gradients[place])
 
 
 @pytest.mark.parametrize("shape", [(24,), (24, 5, 8)])
@@ -93,8 +93,8 @@ def test_derivatives_of_derivatives_are_pytorchs():
         first = torch.autograd.grad(linear(x, weight, bias).tanh(), (x, weight, bias), grad, create_graph=True)
         return torch.autograd.grad(torch.cat([t.flatten() for t in first]).square().sum(), (x, weight, grad))
 
-    for got, wanted in zip(penalty(ops.linear), penalty(F.linear), strict=True):
-        assert_close(got, wanted, torch.bfloat16)
+    for got, want in zip(penalty(ops.linear), penalty(F.linear), strict=True):
+        assert_close(got, want, torch.bfloat16)
 
 
 @pytest.mark.parametrize("units", NUMBERS)
@@ -116,7 +116,7 @@ def test_threads_change_nothing(set_threads):
         set_threads(count)
         gradients = raw.bf16_linear_backward(grad, x, weight, True, True, True)
         results.append([raw.bf16_linear(x, weight, bias), *gradients])
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result, strict=True))
 
 
 @pytest.mark.parametrize(

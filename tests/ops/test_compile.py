@@ -37,12 +37,12 @@ def test_modules_at_lengths_that_change():
     module = torch.nn.Sequential(conv(LightweightConv, 0.3), conv(DynamicConv), conv(predicted), Dropout(0.2, object()))
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
     for time in (7, 1, 40):
-        x, found = torch.randn(time, 2, C, requires_grad=True), []
+        x, outputs = torch.randn(time, 2, C, requires_grad=True), []
         for call in (compiled, module):
             torch.manual_seed(0)  # of the masks
             out = call(x)
-            found.append((out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))))
-        assert all(torch.equal(got, expected) for got, expected in zip(*found, strict=True))
+            outputs.append((out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))))
+        assert all(torch.equal(got, expected) for got, expected in zip(*outputs, strict=True))
 
 
 class Layers(nn.Module):
@@ -122,9 +122,9 @@ def test_transforms_inside_of_what_is_compiled():
     def loss(x: Tensor, weight: Tensor) -> Tensor:
         return ops.light_conv(x, weight, padding_l=K - 1).pow(3).sum()
 
-    gradient, given = torch.func.grad(loss, (0, 1)), (torch.randn(5, 2, C), torch.randn(H, K))
+    gradient, operands = torch.func.grad(loss, (0, 1)), (torch.randn(5, 2, C), torch.randn(H, K))
     compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
-    for got, expected in zip(compiled(*given), gradient(*given), strict=True):
+    for got, expected in zip(compiled(*operands), gradient(*operands), strict=True):
         assert_close(got, expected)
 
 
@@ -160,9 +160,9 @@ assert ops.takes("light_conv", x, w) and x.grad is not None and w.grad.abs().sum
 @pytest.mark.slow
 def test_the_first_call_of_a_process():
     """By the compiler that torch.compile has unless told otherwise; C++ that it has compiled before is kept."""
-    kept = {"TORCHINDUCTOR_CACHE_DIR": str(library.cache_folder() / "inductor")}
-    environment = os.environ | kept | {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-    done = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(library.cache_folder() / "inductor")}
+    environment = os.environ | cache | {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    process = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     for operator in ("light_conv", "dynamic_conv", "dropout"):
-        assert done.stderr.count(f"{operator} runs on the native backend") == 1
+        assert process.stderr.count(f"{operator} runs on the native backend") == 1

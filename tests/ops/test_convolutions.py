@@ -157,12 +157,12 @@ def check(run, case: Case, *tensors: Tensor) -> None:
     seed = torch.tensor([SEED]) if case.p > 0 else None
     options = (case.padding_l, case.softmax, case.p, seed)
     offsets = torch.tensor([0, *itertools.accumulate(case.packed)]) if case.packed else None
-    each = range(2 + len(begins))
+    sentences = range(2 + len(begins))
 
     def call(x: Tensor, weight: Tensor, grad: Tensor, state: Tensor | None = None) -> list[Tensor]:
         need = True, True, state is not None
         out = getattr(run, OPERATORS[case.dynamic])(x, weight, *options, offsets, state)
-        return [out, *run.conv_backward(grad, x, weight, *options, *need, offsets, state)[: len(each)]]
+        return [out, *run.conv_backward(grad, x, weight, *options, *need, offsets, state)[: len(sentences)]]
 
     results, want = call(*tensors), expected(case, *tensors)
     # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
@@ -172,13 +172,15 @@ def check(run, case: Case, *tensors: Tensor) -> None:
     wide = weight.ndim == 2 and not case.softmax and case.dtype != F64
     assert [t.dtype for t in results[:3]] == [case.dtype, case.dtype, F32 if wide else case.dtype]
     state = begins[0] if begins else None
-    alone = [run.conv_backward(grad, x, weight, *options, *(i == j for j in range(3)), offsets, state) for i in each]
-    others = [[results[0], *(alone[i][i] for i in each)]]
+    alone = [
+        run.conv_backward(grad, x, weight, *options, *(i == j for j in range(3)), offsets, state) for i in sentences
+    ]
+    repeated = [[results[0], *(alone[i][i] for i in sentences)]]
     if not (case.offset or case.packed):
-        others.append(call(*map(turned, tensors)))
-        assert all(t.stride() == turned(x).stride() for t in others[1][:2])
-    for other in others:
-        for got, exact, scale, first in zip(other, want, scales, results, strict=True):
+        repeated.append(call(*map(turned, tensors)))
+        assert all(t.stride() == turned(x).stride() for t in repeated[1][:2])
+    for result in repeated:
+        for got, exact, scale, first in zip(result, want, scales, results, strict=True):
             if run.gpu:  # one kernel for both gradients, or another for each
                 assert_close(got / scale, exact / scale, case.dtype)
             else:
@@ -246,8 +248,8 @@ def test_every_number_of_16_bits_is_read_and_rounded_as_torch_does(cpu, heads, r
     """A product of two of them is whole in float32: those too small for an exponent, too large, and none at all."""
     every = torch.arange(2**16).to(torch.uint16).view(BF16)
     for factor in (1.0, 0.3, 3.0, -(2.0**-12)):
-        other = torch.full_like(every, factor)
-        for x, weight in ((every, other), (other, every)):
+        constant = torch.full_like(every, factor)
+        for x, weight in ((every, constant), (constant, every)):
             logits = weight.view(-1, 1, 64, 1)[:, :, :: 64 // heads].contiguous()
             got = cpu.dynamic_conv(x.view(-1, 1, 64), logits, 0, False, 0.0, None)
             kernel = logits.repeat_interleave(ratio, 2)[..., 0].float()
@@ -346,7 +348,7 @@ def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_
         set_threads(threads)
         gradients = run.conv_backward(grad, x, weight, *options, True, True, False, None, None)
         results.append((getattr(run, OPERATORS[dynamic])(x, weight, *options), *gradients))
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[str, str, str, tuple[tuple[str, str], ...], str]] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(checked, tmp_path, name):
-    check, case, file, patches, found = FAULTS[name]
+    check, case, file, patches, complaint = FAULTS[name]
     sources = tmp_path / "csrc"
     shutil.copytree(library.SOURCES, sources)
     path = sources / "cuda" / file
@@ -127,4 +127,4 @@ def test_a_fault_is_found(checked, tmp_path, name):
     path.write_text(text)
     status, errors = checked(check, case, tmp_path / "kernels", sources)
     assert status != 0
-    assert re.search(found, errors)
+    assert re.search(complaint, errors)

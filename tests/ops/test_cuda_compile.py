@@ -43,15 +43,15 @@ def attributes(cubin: bytes) -> dict[int, int]:
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for name, _, _, _, offset, length in sections:
         at, end = sections[names][4] + name, offset + length
         while cubin.startswith(b".nv.info\0", at) and offset < end:
             form, attribute, extra = struct.unpack_from("<BBH", cubin, offset)
             if form == 4 and extra == 8:
-                found[attribute] = struct.unpack_from("<I", cubin, offset + 8)[0]
+                counts[attribute] = struct.unpack_from("<I", cubin, offset + 8)[0]
             offset += 4 + (extra if form == 4 else 0)
-    return found
+    return counts
 
 
 # what runs, and its kernels on sm_75 and from sm_80 on
@@ -104,8 +104,8 @@ def test_kernels(nvrtc, name, capability):
     images = [path.read_bytes() for path in cache.iterdir()]
     assert len(images) == len(names) == count == counts[capability >= 80]
     for image in images:
-        found = attributes(image)
-        assert found[FRAME_SIZE] == 0, "registers are spilled, or an array is in local memory"
+        used = attributes(image)
+        assert used[FRAME_SIZE] == 0, "registers are spilled, or an array is in local memory"
         twice = b"residual_norm_backward" in image and capability >= 80  # two blocks of 256 threads are to run at once
-        assert 0 < found[REGISTERS] <= (255 if b"_f64_" in image else 128 if twice else 168)
+        assert 0 < used[REGISTERS] <= (255 if b"_f64_" in image else 128 if twice else 168)
     assert all(f".text.{name}\0".encode() in b"".join(images) for name in names)

@@ -46,8 +46,8 @@ def compilations(log: Path) -> int:
 
 @pytest.mark.parametrize(("widths", "kernels"), [([1, 2], 2), ([2, 2], 1)])
 def test_threads_compile_different_kernels_at_once_and_the_same_one_once(widths, kernels, tmp_path):
-    said, _ = in_a_process(tmp_path, widths, NVRTC_MEET=str(kernels)).communicate()
-    assert said == str([6.0 if width == 1 else 5.0 for width in widths]) + "\n"
+    printed, _ = in_a_process(tmp_path, widths, NVRTC_MEET=str(kernels)).communicate()
+    assert printed == str([6.0 if width == 1 else 5.0 for width in widths]) + "\n"
     assert compilations(tmp_path / "log") == kernels
 
 
@@ -63,10 +63,10 @@ def test_device_stream_and_context_of_a_launch():
     assert threads % 32 == 0
     assert 0 < shared_bytes <= 48 * 1024
     assert machine.driver.shim_context_depth() == 0, "the caller's context is current again"
-    before = machine.driver.shim_modules()
+    modules = machine.driver.shim_modules()
     for machine.capability in (2, 1, 2, 1):
         machine.forward(X, WEIGHT, 1)
-    assert machine.driver.shim_modules() == before + 1
+    assert machine.driver.shim_modules() == modules + 1
 
 
 def test_cuda_errors_have_their_names():
@@ -103,16 +103,16 @@ def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
     """All operators, with one thing changed at a time."""
     base = {"K": 7, "R": 16, "H": 2, "lengths": (40,), "p": 0.1, "softmax": True}
     changes: Any = ({}, {"lengths": (10,)}, {"K": 15}, {"H": 4}, {"R": 8}, {"K": 70}, {"softmax": False}, {"p": 0.0})
-    found = []
+    cases = []
     for dynamic, change in itertools.product((True, False), changes):
         options: dict[str, Any] = base | change
         if dtype != torch.float64:
-            found.append(cuda_cases.conv(dtype, dynamic, padding_l=3, **options))
-        found.append(cuda_cases.step(dtype, dynamic, *(options[name] for name in ("K", "H", "R", "softmax"))))
+            cases.append(cuda_cases.conv(dtype, dynamic, padding_l=3, **options))
+        cases.append(cuda_cases.step(dtype, dynamic, *(options[name] for name in ("K", "H", "R", "softmax"))))
     for channels in (16, 8):
-        found += [cuda_cases.glu(dtype, channels, masked) for masked in (False, True)]
-        found += [cuda_cases.residual(dtype, channels, p) for p in (0.0, 0.1)]
-    return [*found, *(cuda_cases.loss(dtype, types) for types in (40, 44, 45))]
+        cases += [cuda_cases.glu(dtype, channels, masked) for masked in (False, True)]
+        cases += [cuda_cases.residual(dtype, channels, p) for p in (0.0, 0.1)]
+    return [*cases, *(cuda_cases.loss(dtype, types) for types in (40, 44, 45))]
 
 
 @pytest.mark.parametrize("capability", [75, 90])
@@ -157,10 +157,10 @@ def test_kernels_are_kept_for_other_processes(tmp_path):
     """Two at once may both compile; what is under the final name is whole."""
     both = [in_a_process(tmp_path, [2]) for _ in range(2)]
     assert [process.communicate()[0] for process in both] == ["[5.0]\n"] * 2
-    assert 1 <= (before := compilations(tmp_path / "log")) <= 2
+    assert 1 <= (compiled := compilations(tmp_path / "log")) <= 2
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert in_a_process(tmp_path, [2]).communicate()[0] == "[5.0]\n"
-    assert compilations(tmp_path / "log") == before
+    assert compilations(tmp_path / "log") == compiled
 
 
 @pytest.mark.parametrize("damage", [lambda image: image[:-9], lambda image: image[:5], lambda image: b"x" + image[1:]])

@@ -89,14 +89,14 @@ F32, BF16 = torch.float32, torch.bfloat16
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_second_derivatives_of_narrower_types(operator, types):
     """Those of the definition in float64, of the same numbers."""
-    found = []
-    given = draw(T, B, C), draw(*((T, B, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
+    results = []
+    operands = draw(T, B, C), draw(*((T, B, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
     for place, widen in ((native, False), (reference, True)):
-        leaves = [t.detach().to(dtype) for t, dtype in zip(given, types, strict=True)]
+        leaves = [t.detach().to(dtype) for t, dtype in zip(operands, types, strict=True)]
         leaves = [(t.double() if widen else t).requires_grad_() for t in leaves]
         first = torch.autograd.grad(getattr(place, operator)(*leaves, padding_l=1).sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad([(g / 4).square().sum() for g in first], leaves))
-    for got, want, dtype in zip(*found, types, strict=True):
+        results.append(torch.autograd.grad([(g / 4).square().sum() for g in first], leaves))
+    for got, want, dtype in zip(*results, types, strict=True):
         assert got.dtype == dtype
         assert_close(got, want, types[0])
 

@@ -20,7 +20,7 @@ def test_operators_of_nothing(time, batch, backend):
     """A gradient is a zero, or nothing, for each number of a leaf."""
     x, wide, logits, weight, bias = leaf(time, batch, C), leaf(time, batch, 2 * C), leaf(0, V), leaf(V, C), leaf(V)
     loss = ops.smoothed_nll(logits, torch.empty(0, dtype=torch.int64), 0.1, 1)
-    assert [each.item() for each in loss] == [0, 0]
+    assert [total.item() for total in loss] == [0, 0]
     results: list[tuple[Any, ...]] = [
         (loss[0], (), logits),
         (ops.dropout(x, 0.5), x.shape, x),
@@ -34,8 +34,8 @@ def test_operators_of_nothing(time, batch, backend):
         results.append((ops.dynamic_conv(x, dynamic, **options), x.shape, x, dynamic))
     for out, shape, *leaves in results:
         assert out.shape == shape
-        for each, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
-            assert gradient.shape == each.shape
+        for leaf, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+            assert gradient.shape == leaf.shape
             assert not gradient.any()
     with torch.no_grad():
         assert ops.linear(x, weight, bias).shape == (time, batch, V)
@@ -62,15 +62,15 @@ def test_a_search_without_hypotheses_or_channels(dynamic, channels, before, afte
 def test_attention_to_nothing_is_zero(sentences, positions, backend):
     """Of no rows, to no positions, and to those of padding alone."""
     keys = torch.randn(sentences, positions, C)
-    which = torch.arange(4) % 3 if sentences == 3 else torch.empty(0, dtype=torch.int64)
+    sentence = torch.arange(4) % 3 if sentences == 3 else torch.empty(0, dtype=torch.int64)
     padding = torch.ones(sentences, positions, dtype=torch.bool)
     padding[:1] = False
     for hidden in (None, padding):
-        query = torch.randn(1, len(which), C)
-        out = ops.attend(query, keys, keys, hidden, which, H)
-        again, weights = ops.attend_with_weights(query, keys, keys, hidden, which, H)
-        assert weights.shape == (len(which), H, positions)
-        sees = torch.ones_like(which, dtype=torch.bool) if hidden is None else which == 0
+        query = torch.randn(1, len(sentence), C)
+        out = ops.attend(query, keys, keys, hidden, sentence, H)
+        again, weights = ops.attend_with_weights(query, keys, keys, hidden, sentence, H)
+        assert weights.shape == (len(sentence), H, positions)
+        sees = torch.ones_like(sentence, dtype=torch.bool) if hidden is None else sentence == 0
         for result in (out, again):
             assert result.shape == query.shape
             assert result[0].any(dim=1).tolist() == sees.tolist()

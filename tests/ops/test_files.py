@@ -7,7 +7,7 @@ from lightconv_plugin.ops.files import whole_file
 
 @pytest.mark.parametrize("before", [None, b"before"])
 def test_it_is_there_when_the_block_ends(before, tmp_path):
-    path, partial, other = tmp_path / "file", tmp_path / ".file.lightconv", tmp_path / "other"
+    path, partial, neighbour = tmp_path / "file", tmp_path / ".file.lightconv", tmp_path / "other"
     partial.write_bytes(b"longer, of a process that was killed")
     if before is not None:
         path.write_bytes(before)
@@ -18,8 +18,8 @@ def test_it_is_there_when_the_block_ends(before, tmp_path):
         assert (path.read_bytes() if path.exists() else None) == before
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
-    other.touch()
-    assert path.stat().st_mode == other.stat().st_mode, "as the user's umask says"
+    neighbour.touch()
+    assert path.stat().st_mode == neighbour.stat().st_mode, "as the user's umask says"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("another"), KeyboardInterrupt()])

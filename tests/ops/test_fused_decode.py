@@ -88,12 +88,12 @@ def test_attention_takes_any_layout():
 
 def test_a_sentence_that_there_is_not(run):
     """A GPU cannot be asked for its number without waiting for it, and gives no number."""
-    query, keys, which = torch.ones(1, 2, 8), torch.ones(1, 3, 8), torch.tensor([0, 1])
+    query, keys, sentence = torch.ones(1, 2, 8), torch.ones(1, 3, 8), torch.tensor([0, 1])
     if not run.gpu:
         with pytest.raises(RuntimeError, match="names a sentence that there is not"):
-            run.attend(query, keys, keys, None, which, 2)
+            run.attend(query, keys, keys, None, sentence, 2)
         return
-    got = run.attend(query, keys, keys, None, which, 2)
+    got = run.attend(query, keys, keys, None, sentence, 2)
     assert_close(got[0, 0], torch.ones(8))
     assert got[0, 1].isnan().all()
 
@@ -112,15 +112,15 @@ def check_candidates(got, logits: Tensor, scores: Tensor, limits: Tensor, beams:
         values[:, torch.arange(values.shape[1]) != eos] = -math.inf
     values = (values + scores.double().unsqueeze(1)).view(-1, beams * logits.shape[1])
     best, places = values.sort(dim=1, descending=True, stable=True)
-    (best, places), found = ((t[:, : got[0].shape[1]] for t in (best, places)), got[2] * logits.shape[1] + got[1])
+    (best, places), candidates = ((t[:, : got[0].shape[1]] for t in (best, places)), got[2] * logits.shape[1] + got[1])
     rtol, atol = TOLERANCES[F32]
     torch.testing.assert_close(got[0].double(), best, rtol=rtol, atol=atol)
     assert ((got[1] >= 0) & (got[1] < logits.shape[1])).all()
     possible = best != -math.inf
-    assert not first or torch.equal(found[possible], places[possible])
-    torch.testing.assert_close(values.gather(1, found)[possible], best[possible], rtol=rtol, atol=atol)
-    for own, count in zip(found, possible.sum(dim=1), strict=True):
-        assert len(own[:count].unique()) == count
+    assert not first or torch.equal(candidates[possible], places[possible])
+    torch.testing.assert_close(values.gather(1, candidates)[possible], best[possible], rtol=rtol, atol=atol)
+    for of_sentence, count in zip(candidates, possible.sum(dim=1), strict=True):
+        assert len(of_sentence[:count].unique()) == count
 
 
 # a CPU looks at chunks of 256 words
@@ -225,7 +225,7 @@ def test_the_end_of_a_step(run, stepwise, sentences, beam, slots, step, seed):
     """Of candidates many of which are ends, equal or impossible, for two steps, against the reference."""
     generator = torch.Generator().manual_seed(seed)
     want = begun(sentences, beam, 8, slots, step, generator)
-    got = ops.Beams(*(each.clone() for each in want))
+    got = ops.Beams(*(tensor.clone() for tensor in want))
     for _ in range(2):
         values = (torch.randint(-6, 1, (sentences, 2 * beam), generator=generator) * 0.5).float()
         values[values < -2.5] = -math.inf

@@ -141,9 +141,9 @@ def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
 def test_attention_is_pytorchs():
     q = torch.randn(3, 2, 5, 7, dtype=F64, requires_grad=True)
     k, v = torch.randn(2, 3, 2, 4, 7, dtype=F64)
-    some = torch.rand(3, 1, 5, 4) > 0.5
-    some[..., 0] = True
-    for seen in (None, some, torch.randn(3, 2, 5, 4, dtype=F64)):
+    mask = torch.rand(3, 1, 5, 4) > 0.5
+    mask[..., 0] = True
+    for seen in (None, mask, torch.randn(3, 2, 5, 4, dtype=F64)):
         want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         out, weights = ops.attention(q, k, v, seen, 0.0, need_weights=True)
         plain, none = ops.attention(q, k, v, seen, 0.0)
@@ -184,9 +184,9 @@ def defined_sums(
     """Both sums, and GRAD times the gradient of their sum by ``shares``, in float64."""
     exact = logits.double().requires_grad_()
     log_p = torch.log_softmax(exact[target != ignore], dim=-1)
-    nll, everything = -log_p.gather(1, target[target != ignore].unsqueeze(1)).sum(), -log_p.sum()
-    (gradient,) = torch.autograd.grad(GRAD * (shares[0] * nll + shares[1] * everything), exact)
-    return nll.detach(), everything.detach(), gradient
+    nll, all_sum = -log_p.gather(1, target[target != ignore].unsqueeze(1)).sum(), -log_p.sum()
+    (gradient,) = torch.autograd.grad(GRAD * (shares[0] * nll + shares[1] * all_sum), exact)
+    return nll.detach(), all_sum.detach(), gradient
 
 
 def sums_of(run, logits: Tensor, target: Tensor, shares: tuple[float, float] = SHARES) -> tuple[Tensor, ...]:
@@ -245,9 +245,9 @@ def test_the_loss_of_what_is_not_a_number(run):
         logits[1] = bad
         assert all(part.isfinite().all() for part in sums_of(run, logits, target))
         logits[2, 7] = bad
-        nll, everything, gradient = sums_of(run, logits, target)
+        nll, all_sum, gradient = sums_of(run, logits, target)
         assert nll.isnan()
-        assert everything.isnan()
+        assert all_sum.isnan()
         assert gradient[2].isnan().all()
         assert gradient[[0, 1, 3]].isfinite().all()
     everywhere, target = torch.full((3, 40), -torch.inf), torch.tensor([1, 0, 2])
@@ -280,9 +280,9 @@ def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing):
     logits.requires_grad_()
     loss, nll = ops.smoothed_nll(logits, target, smoothing, ignore)
     shares = 1 - smoothing - smoothing / 10, smoothing / 10
-    want_nll, everything, want = defined_sums(logits.detach(), target, shares, ignore)
+    want_nll, all_sum, want = defined_sums(logits.detach(), target, shares, ignore)
     assert loss.dtype == nll.dtype == torch.promote_types(dtype, F32)
-    assert_close(loss.detach(), shares[0] * want_nll + shares[1] * everything, dtype)
+    assert_close(loss.detach(), shares[0] * want_nll + shares[1] * all_sum, dtype)
     assert_close(nll, want_nll, dtype)
     grad = torch.autograd.grad(loss * GRAD, logits)[0]
     assert grad.dtype == dtype
@@ -313,17 +313,17 @@ def test_residual_norm_and_its_gradients(gpu, dtype, channels, count, p, seed):
     x = x + 10
     weight, bias = (draw(dtype, channels, seed=seed + i) for i in range(3, 5))
     exact = [t.double().requires_grad_() for t in (x, y, weight, bias)]
-    kept = dropout_factors(x.numel(), p, seed).view(x.shape) if p > 0 else torch.ones(x.shape, dtype=F64)
-    z = exact[0] + exact[1] * kept
+    factors = dropout_factors(x.numel(), p, seed).view(x.shape) if p > 0 else torch.ones(x.shape, dtype=F64)
+    z = exact[0] + exact[1] * factors
     number = torch.tensor([seed]) if p > 0 else None
     out, sums, stats = gpu.residual_norm(x, y, weight, bias, p, number, EPS)
     assert_close(sums, z.detach(), dtype)
     z.data.copy_(sums)  # the norm is that of the rows as they are stored
     want = normed(z, *exact[2:])
     assert_close(out, want.detach(), dtype)
-    wanted = torch.autograd.grad(want, exact, grad.double())
+    gradients = torch.autograd.grad(want, exact, grad.double())
     of_x, of_y, of_affine = gpu.residual_norm_backward(grad, sums, weight, stats, p, number)
-    for a, b in zip((of_x, of_y if p > 0 else of_x, *of_affine), wanted, strict=True):
+    for a, b in zip((of_x, of_y if p > 0 else of_x, *of_affine), gradients, strict=True):
         close(a, b, dtype)
 
 
@@ -350,12 +350,12 @@ def operands(dtype: torch.dtype) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_derivatives_of_residual_norm(p, cuda_kernels):
     """Of first and second order, with one mask; also where the norm's weight and bias are frozen."""
-    seed, given = torch.tensor([77]) if p > 0 else None, operands(F64)
+    seed, leaves = torch.tensor([77]) if p > 0 else None, operands(F64)
 
     def call(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return train.native_residual_norm(x, y, weight, bias, p, seed, EPS)
 
-    for inputs in (given, (*given[:2], *(t.detach() for t in given[2:]))):
+    for inputs in (leaves, (*leaves[:2], *(t.detach() for t in leaves[2:]))):
         assert "ResidualNorm" in str(call(*inputs).grad_fn)
         assert gradcheck(call, inputs)
         assert gradgradcheck(call, inputs, fast_mode=True)
@@ -367,6 +367,6 @@ def test_residual_norm_draws_its_seed_from_torchs_generator(p, cuda_kernels):
     torch.manual_seed(3)
     got = ops.residual_norm(x, y, weight, bias, p, EPS)
     torch.manual_seed(3)
-    kept = dropout_factors(36, p, int(torch.randint(2**62, (1,)))).view(3, 2, 6) if p > 0 else 1
-    assert_close(got, normed(x.double() + y.double() * kept, weight.double(), bias.double()))
+    factors = dropout_factors(36, p, int(torch.randint(2**62, (1,)))).view(3, 2, 6) if p > 0 else 1
+    assert_close(got, normed(x.double() + y.double() * factors, weight.double(), bias.double()))
     assert ops.residual_norm(x, y.bfloat16(), weight, bias, p, EPS).dtype == F32  # by PyTorch

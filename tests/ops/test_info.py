@@ -25,19 +25,19 @@ def run(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_vectors_are_no_wider_than_torchs():
-    said = run(ATEN_CPU_CAPABILITY="default").stdout
-    assert "native, cpu  ready: vectors of 128 bits" in said
-    assert said.count(", ok") >= 6
-    assert "none" in said.split("units for products in bfloat16")[1].splitlines()[0]
+    printed = run(ATEN_CPU_CAPABILITY="default").stdout
+    assert "native, cpu  ready: vectors of 128 bits" in printed
+    assert printed.count(", ok") >= 6
+    assert "none" in printed.split("units for products in bfloat16")[1].splitlines()[0]
 
 
 def test_without_a_compiler_the_reference_runs_with_one_warning(tmp_path):
-    done = run(CXX="/nonexistent", PATH=str(tmp_path), LIGHTCONV_CACHE=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("WARNING") == done.stderr.count("no C++ compiler was found") == 1
-    assert "reference  ready" in done.stdout
-    assert "native, cpu  not available" in done.stdout
-    assert "apt install g++" in done.stdout
+    process = run(CXX="/nonexistent", PATH=str(tmp_path), LIGHTCONV_CACHE=str(tmp_path / "cache"))
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.count("WARNING") == process.stderr.count("no C++ compiler was found") == 1
+    assert "reference  ready" in process.stdout
+    assert "native, cpu  not available" in process.stdout
+    assert "apt install g++" in process.stdout
 
 
 def test_a_backend_that_computes_something_else_is_found_out(monkeypatch, capsys):

@@ -25,14 +25,14 @@ BITS, BF16, INT8 = RAW.cpu_vector_bits(0), RAW.cpu_bf16_units(-1), RAW.cpu_int8_
 
 def available() -> list[tuple[str, str]]:
     """Return precisions, each with the bits of vectors or the units that it is computed with."""
-    found = [("fp32", str(bits)) for bits in VECTOR_BITS]
-    found += [("bf16", units) for units in BF16_UNITS[1 : BF16 + 1]]
+    settings = [("fp32", str(bits)) for bits in VECTOR_BITS]
+    settings += [("bf16", units) for units in BF16_UNITS[1 : BF16 + 1]]
     for number in range(1, INT8 + 1):
         RAW.cpu_int8_units(number)
         if RAW.cpu_int8_units(-1) == number:
-            found.append(("int8", INT8_UNITS[number]))
+            settings.append(("int8", INT8_UNITS[number]))
     RAW.cpu_int8_units(INT8)
-    return found
+    return settings
 
 
 UNITS = available()
@@ -131,12 +131,12 @@ def test_a_row_does_not_depend_on_the_others(precision, units, set_threads):
     choose(precision, units)
     x, weight, bias = draw(70, 100, 90)
     packed = RAW.pack_weight(weight, precision)
-    whole = RAW.packed_linear(x, packed, bias, 90, False)
+    product = RAW.packed_linear(x, packed, bias, 90, False)
     for first, last in ((0, 1), (3, 8), (10, 43)):
-        assert torch.equal(RAW.packed_linear(x[first:last], packed, bias, 90, False), whole[first:last])
+        assert torch.equal(RAW.packed_linear(x[first:last], packed, bias, 90, False), product[first:last])
     for count in (1, 3):
         set_threads(count)
-        assert torch.equal(RAW.packed_linear(x, packed, bias, 90, False), whole)
+        assert torch.equal(RAW.packed_linear(x, packed, bias, 90, False), product)
         assert torch.equal(RAW.pack_weight(weight, precision).view(torch.uint8), packed.view(torch.uint8))
 
 
@@ -249,10 +249,10 @@ SETTINGS = [  # the environment, PyTorch's switch, what is printed and what is w
 def test_what_the_environment_says():
     """In a process that has torch alone, with more in its environment."""
     show = [sys.executable, "-c", SHOW, repr([setting[:2] for setting in SETTINGS])]
-    done = subprocess.run(show, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for (*_, printed, warned), said in zip(SETTINGS, done.stdout.split("----\n")[:-1], strict=True):
-        assert printed in said
-        assert warned in said if warned else said == printed
+    process = subprocess.run(show, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for (*_, printed, warned), lines in zip(SETTINGS, process.stdout.split("----\n")[:-1], strict=True):
+        assert printed in lines
+        assert warned in lines if warned else lines == printed
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

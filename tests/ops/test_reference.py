@@ -111,9 +111,9 @@ def test_dropconnect_drops_normalised_weights_at_each_position_and_rescales(oper
     weight = torch.zeros(*((heads,) if operator == "light" else (time, batch, heads)), width).double()
     out = getattr(reference, f"{operator}_conv")(x, weight, padding_l=0, dropconnect=p)
     inner = out[: time - width]
-    kept = inner * width * (1 - p)  # how many of the weights, each 1/width, survived
-    assert_close(kept, kept.round())
-    assert set(kept.round().flatten().int().tolist()) == {0, 1, 2, 3, 4}
+    survivors = inner * width * (1 - p)  # how many of the weights, each 1/width, survived
+    assert_close(survivors, survivors.round())
+    assert set(survivors.round().flatten().int().tolist()) == {0, 1, 2, 3, 4}
     assert inner.mean().item() == pytest.approx(1.0, abs=0.05)
     assert inner[:, 0].std() > 0.1, "all positions share one mask"
     assert not torch.equal(inner[:, 0], inner[:, 1]), "all sentences share one mask"

@@ -64,8 +64,8 @@ def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
         outs.append(out)
         assert state.is_contiguous()
     rows, own, last, joined = (turned(t) if batch_first else t for t in (x, weight, state, torch.cat(outs, at)))
-    whole = getattr(reference, name)(rows, own, padding_l=width - 1, initial_state=turned(first))
-    compare((joined, last), (whole, reference.final_state(rows, width, turned(first))), x, weight, first)
+    expected = getattr(reference, name)(rows, own, padding_l=width - 1, initial_state=turned(first))
+    compare((joined, last), (expected, reference.final_state(rows, width, turned(first))), x, weight, first)
 
 
 @operators
@@ -96,11 +96,11 @@ def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_
 def test_no_sentence_reads_another(name):
     x, offsets = draw(9, 4).detach(), torch.tensor([0, 4, 9])
     weight = kernels(name, 5, 9).detach()
-    before = getattr(ops, name)(x, weight, padding_l=2, cu_seqlens=offsets)
+    packed = getattr(ops, name)(x, weight, padding_l=2, cu_seqlens=offsets)
     x[4:] = torch.nan
-    after = getattr(ops, name)(x, weight, padding_l=2, cu_seqlens=offsets)
-    assert torch.equal(before[:4], after[:4])
-    assert after[4:].isnan().all()
+    repeated = getattr(ops, name)(x, weight, padding_l=2, cu_seqlens=offsets)
+    assert torch.equal(packed[:4], repeated[:4])
+    assert repeated[4:].isnan().all()
 
 
 @operators
@@ -110,9 +110,9 @@ def test_a_returned_state_is_a_copy(name, layout, begins):
     x, state = draw(*((10,) if "cu_seqlens" in layout else (2, 5)), 4).detach(), draw(2, 2 if layout else 5, 4).detach()
     options = {"padding_l": 2, "initial_state": state if begins else None, **layout}
     _, last = getattr(ops, name)(x, kernels(name, 3, *x.shape[:-1]).detach(), return_state=True, **options)
-    before = last.clone()
+    original = last.clone()
     x.fill_(torch.nan), state.fill_(torch.nan)
-    assert torch.equal(last, before)
+    assert torch.equal(last, original)
     assert last.is_contiguous()
 
 
@@ -165,8 +165,8 @@ def recorded(tracing: Any) -> Any:
 def batched(call: Any, *arguments: Tensor) -> Any:
     """Two texts at once, whose sentences end elsewhere; the second is the one asked for."""
     x, weight, state, _ = arguments
-    others = x.flip(0), weight.flip(0), state.flip(0), torch.tensor([0, 5, 5, 9])
-    outs = vmap(call)(*(torch.stack(pair) for pair in zip(others, arguments, strict=True)))
+    flipped = x.flip(0), weight.flip(0), state.flip(0), torch.tensor([0, 5, 5, 9])
+    outs = vmap(call)(*(torch.stack(pair) for pair in zip(flipped, arguments, strict=True)))
     return tuple(out[1] for out in outs)
 
 
@@ -212,9 +212,9 @@ def test_compiled_in_one_graph(name, begins):
     def call(x: Tensor, weight: Tensor, state: Tensor | None, offsets: Tensor) -> Any:
         return getattr(ops, name)(x, weight, initial_state=state, padding_l=2, cu_seqlens=offsets, return_state=True)
 
-    given = x, weight, state, torch.tensor([0, 4, 9])
+    operands = x, weight, state, torch.tensor([0, 4, 9])
     inputs = (x, weight) if state is None else (x, weight, state)
-    compare(torch.compile(call, fullgraph=True, backend="aot_eager")(*given), call(*given), *inputs)
+    compare(torch.compile(call, fullgraph=True, backend="aot_eager")(*operands), call(*operands), *inputs)
 
 
 X, OFFSETS, DYNAMIC = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5]), {"weight": torch.zeros(5, 1, 2, 3)}

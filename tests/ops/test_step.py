@@ -96,8 +96,8 @@ def test_public_steps_are_the_full_sequence(backend, dynamic, normalization):
     state: dict[str, Any] = {}
     want = full(x, weight, padding_l=3, normalization=normalization)
     for piece in (slice(0, 1), slice(1, 2), slice(2, 6), slice(6, 9)):
-        own = weight[piece] if dynamic else weight
-        got, state = ops.conv_step(x[piece], own, state or None, normalization=normalization, backend=backend)
+        kernel = weight[piece] if dynamic else weight
+        got, state = ops.conv_step(x[piece], kernel, state or None, normalization=normalization, backend=backend)
         assert_close(got, want[piece])
     assert ("ring" in state) == (backend == "native")
     _, state = ops.conv_step(x[:1], weight[:1] if dynamic else weight, state)  # keeps to who began it

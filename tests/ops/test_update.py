@@ -35,16 +35,16 @@ def test_decisions(norms, tolerance, least, scaled):
     rules = update.Settings(**{**vars(SETTINGS), "tolerance": tolerance, "least": least, "scaled": scaled})
     machine, vector = Machine(), rules.vector(torch.device("cpu"))
     start = 64.0 if scaled else 1.0
-    (mine, outcome), (theirs, found) = vectors(start), vectors(start)
+    (mine, outcome), (theirs, expected_outcome) = vectors(start), vectors(start)
     scaler = DynamicLossScaler(start, scale_window=3, tolerance=tolerance, threshold=least or None, min_loss_scale=0.5)
     orders, size = torch.tensor([0.0, 1.0, 0.5, 0.25], dtype=torch.float64), torch.tensor([7.0], dtype=torch.float64)
     for norm in norms:
         orders[0] = max(0.0, mine[6].item() - 2)  # the host may be two skipped updates behind
         given_norm = torch.tensor(norm, dtype=torch.float32)
         update.decide(given_norm, size, orders, rules, vector, mine, outcome)
-        machine.update_decide(given_norm, size, orders, vector, theirs, found)
+        machine.update_decide(given_norm, size, orders, vector, theirs, expected_outcome)
         assert mine.tolist() == theirs.tolist()
-        torch.testing.assert_close(found, outcome, rtol=1e-6, atol=0, equal_nan=True)
+        torch.testing.assert_close(expected_outcome, outcome, rtol=1e-6, atol=0, equal_nan=True)
         if not scaled:
             assert mine[0] == 1
             continue
@@ -81,9 +81,9 @@ def test_adam_is_fairseqs(dtype):
         numbers = [1, 0, 0, 0.125, 0.5 * math.sqrt(corrections[1]) / corrections[0], SETTINGS.weight_decay * 0.5]
         outcome = torch.tensor(numbers, dtype=torch.float64)
         for (param, mean, square), copy, run in zip(states, copies, (update.adam, adam_by_kernel), strict=True):
-            own = grad.clone()
-            run(param, own, mean, square, copy, outcome, SETTINGS)
-            assert not own.any()
+            copied = grad.clone()
+            run(param, copied, mean, square, copy, outcome, SETTINGS)
+            assert not copied.any()
             assert_close(param, theirs.detach())
             assert copy is None or torch.equal(copy, param.to(dtype))
             state = optimizer.state[theirs]
@@ -91,9 +91,9 @@ def test_adam_is_fairseqs(dtype):
             assert_close(square, state["exp_avg_sq"])
     skipped = torch.zeros(len(update.OUTCOME), dtype=torch.float64)
     for tensors, copy, run in zip(states, copies, (update.adam, adam_by_kernel), strict=True):
-        before, own = [each.clone() for each in tensors], torch.full((count,), torch.nan, dtype=dtype)
+        originals, copied = [tensor.clone() for tensor in tensors], torch.full((count,), torch.nan, dtype=dtype)
         param, mean, square = tensors
-        run(param, own, mean, square, copy, skipped, SETTINGS)
-        assert not own.any()
-        assert all(map(torch.equal, tensors, before))
-        assert copy is None or torch.equal(copy, before[0].to(dtype))
+        run(param, copied, mean, square, copy, skipped, SETTINGS)
+        assert not copied.any()
+        assert all(map(torch.equal, tensors, originals))
+        assert copy is None or torch.equal(copy, originals[0].to(dtype))
