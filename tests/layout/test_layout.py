@@ -73,6 +73,6 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_names_say_what_they_hold():
-    """A name such as ``found`` or ``each`` says nothing of a value (python -m tests.layout.names --all has the places)."""
+    """Names such as ``found`` or ``each`` say nothing of a value. ``python -m tests.layout.names --all`` lists them."""
     totals, fillers = names.count()
     assert sum(folder.total() for folder in fillers.values()) < names.MOST * totals.total()

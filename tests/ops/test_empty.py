@@ -34,8 +34,8 @@ def test_operators_of_nothing(time, batch, backend):
         results.append((ops.dynamic_conv(x, dynamic, **options), x.shape, x, dynamic))
     for out, shape, *leaves in results:
         assert out.shape == shape
-        for leaf, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
-            assert gradient.shape == leaf.shape
+        for parameter, gradient in zip(leaves, torch.autograd.grad(out.sum(), leaves), strict=True):
+            assert gradient.shape == parameter.shape
             assert not gradient.any()
     with torch.no_grad():
         assert ops.linear(x, weight, bias).shape == (time, batch, V)
