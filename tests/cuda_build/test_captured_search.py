@@ -18,8 +18,8 @@ ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
     """Whoever adds kernels to a step says so here, or to what is done once a batch. pytest's -s shows them all.
 
-    A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one. A batch begins with
-    a copy of each block's keys and values to (B, S, C): their layers are called on (S, B, C), as in training.
+    A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one. A batch begins
+    with a copy of each block's keys and values to (B, S, C): their layers are called on (S, B, C), as in training.
     """
     rules = Rules(beam=4, pad=1, eos=2, unk=3)
     counts = []
