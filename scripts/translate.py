@@ -33,7 +33,8 @@ from data_prep.common.command import argument_parser, positive, run_command
 from data_prep.common.errors import UserError
 from data_prep.common.files import digest, read_json
 from data_prep.common.outputs import atomic_file, check_writable, lock, remove, work_folder
-from data_prep.common.terminal import clock, progress
+from data_prep.common.progress import progress
+from data_prep.common.terminal import clock
 from data_prep.dataset import load_dataset
 from data_prep.lines import line_steps
 from data_prep.steps.learn import APPLY_BPE
@@ -201,8 +202,8 @@ def translate_file(file: Path, out: IO[bytes], translator: TextTranslator, kept:
     """Translate the lines of a file that ``kept`` has no answers to, with progress; write the answers to all."""
     with open(file, "rb") as lines:
         total = sum(1 for _ in lines)
-    start, done = time.monotonic(), len(kept.answers)
-    with open(file, "rb") as lines, progress(total, "lines", done=done) as report:
+    start, initial = time.monotonic(), len(kept.answers)
+    with open(file, "rb") as lines, progress("translating", total, initial=initial) as advance:
         answers = answer_all(
             lines,
             translator.prepare,
@@ -210,13 +211,14 @@ def translate_file(file: Path, out: IO[bytes], translator: TextTranslator, kept:
             translator.nbest or 1,
             kept,
             max_tokens=max_tokens,
-            report=report,
+            advance=advance,
         )
         for number, hypotheses in enumerate(answers, 1):
             out.write(translator.format(number, hypotheses))
         out.flush()
     seconds = time.monotonic() - start
-    print(f"{total - done:,} lines in {clock(seconds)}, {(total - done) / seconds:.1f} a second", file=sys.stderr)
+    count = total - initial
+    print(f"{count:,} lines in {clock(seconds)}, {count / seconds:.1f} a second", file=sys.stderr)
 
 
 def write_translations(

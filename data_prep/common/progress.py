@@ -39,18 +39,19 @@ def ignore_progress(count: int) -> None:
 
 
 @contextmanager
-def progress(title: str, total: int | None = None, unit: str = "lines") -> Iterator[Advance]:
+def progress(title: str, total: int | None = None, unit: str = "lines", *, initial: int = 0) -> Iterator[Advance]:
     """Show the progress of the work in the block.
 
     Args:
         title: the name of the work.
         total: the number of items; None where it is not known, and then no end is shown.
         unit: the name of the items in the plural, or ``B`` for bytes.
+        initial: the number of items done by an earlier run, which do not count for the speed.
 
     Yields:
         a function to call with the number of items done since the last call; from one thread.
     """
-    with _bar(title, total, unit) as bar:
+    with _bar(title, total, unit, initial) as bar:
         yield bar.update
 
 
@@ -128,12 +129,13 @@ class _Lines:
 
 
 @contextmanager
-def _bar(title: str, total: int | None, unit: str) -> Iterator[_Bar]:
+def _bar(title: str, total: int | None, unit: str, initial: int = 0) -> Iterator[_Bar]:
     live = sys.stderr.isatty()
     with _Bar(
         as_lines=not live,
         desc=title,
         total=total,
+        initial=initial,
         unit=unit if unit == "B" else f" {unit}",
         unit_scale=True,
         file=sys.stderr if live else _Lines(sys.stderr),

@@ -1,16 +1,14 @@
-"""Text for people: tables, and progress in one line that is rewritten (outside of a terminal, a line now and then)."""
+"""Text for people: tables, times, and the state of a training in one line that is rewritten.
+
+``progress`` beside this module shows how much of any other work is done.
+"""
 
 import io
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-from tqdm import tqdm
+from collections.abc import Sequence
 
 SECONDS_BETWEEN_LINES = 10.0
-SECONDS_BETWEEN_REPORTS = 30.0
 
 
 def print_any_letter() -> None:
@@ -21,7 +19,10 @@ def print_any_letter() -> None:
 
 
 class StatusLine:
-    """The current state of a long job: ``update`` shows it on stderr, ``line`` prints on stdout what is to stay."""
+    """The present state of a long job on stderr, in words; outside of a terminal a line now and then.
+
+    ``update`` shows it; ``line`` prints a line to stdout that stays.
+    """
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
@@ -46,55 +47,6 @@ class StatusLine:
         if self._shown:
             print(flush=True, file=sys.stderr)
         self._shown = False
-
-
-@contextmanager
-def shown(describe: Callable[[], str]) -> Iterator[None]:
-    """Show the state that ``describe`` returns, asked every second by a thread, until the block ends."""
-    ended, status = threading.Event(), StatusLine()
-
-    def run() -> None:
-        while not ended.wait(1.0):
-            status.update(describe())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        status.close()
-
-
-@contextmanager
-def progress(total: int, unit: str, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show how much of a long job is done, on stderr: a bar in a terminal, elsewhere a line every half minute.
-
-    Args:
-        total: number of units.
-        unit: the unit's name, in the plural.
-        done: units that were done before, which do not count for the speed.
-
-    Yields:
-        a function to be called with a number of units whenever so many more are done.
-    """
-    with tqdm(total=total, unit=f" {unit}", initial=done, disable=not sys.stderr.isatty()) as bar:
-        start = last = time.monotonic()
-        new = 0
-
-        def report(more: int) -> None:
-            nonlocal new, last
-            new += more
-            bar.update(more)
-            now = time.monotonic()
-            if bar.disable and new and now - last >= SECONDS_BETWEEN_REPORTS:
-                last, speed = now, new / (now - start)
-                left = clock((total - done - new) / speed)
-                text = f"{done + new:,} of {total:,} {unit}, {speed:.1f} {unit} a second, {left} left"
-                print(text, flush=True, file=sys.stderr)
-
-        yield report
 
 
 def clock(seconds: float) -> str:

@@ -72,9 +72,12 @@ def _has_methods_of_source(kind: type[nn.Module]) -> bool:
     code = getattr(kind.forward, "__code__", None)
     if code is None or nn.Module.__call__ is not _MODULE_CALL:
         return False
-    name: str = code.co_qualname  # the name in the source: functools.wraps does not change it
-    # the last: containers have no forward
-    return name in [*(parent.__qualname__ + ".forward" for parent in kind.__mro__), "_forward_unimplemented"]
+    # under which it was compiled: functools.wraps leaves it as it is
+    owner, _, method = code.co_qualname.rpartition(".")
+    if method == "forward":
+        # looked for by itself first: a list of all parents takes longer than all else here
+        return owner == kind.__qualname__ or owner in [parent.__qualname__ for parent in kind.__mro__]
+    return method == "_forward_unimplemented"  # containers have no forward
 
 
 def _is_plain_tensor(parameter: Tensor | None) -> bool:

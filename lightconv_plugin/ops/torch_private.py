@@ -46,7 +46,7 @@ NAMES = {
     "nn.Module()._parameters": _WALKED,
     "nn.Module()._buffers": _WALKED,
 }
-"""What follows where a version of torch lacks a name (without ``torch.``; ``nn.Module()`` is an instance)."""
+"""The consequence where a version of torch lacks a name (without ``torch.``; ``nn.Module()`` is an instance)."""
 
 
 def missing_names() -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from data_prep.common.outputs import open_own
+from data_prep.common.progress import Advance, ignore_progress
 from scripts.fairseq_io.translator import Answer
 
 WINDOW = 4096  # lines
@@ -76,7 +77,7 @@ def answer_all(
     kept: KeptAnswers,
     *,
     max_tokens: int = MAX_TOKENS,
-    report: Callable[[int], None] = lambda done: None,
+    advance: Advance = ignore_progress,
 ) -> Iterator[list[Answer]]:
     """Yield the ``count`` best hypotheses of each line, in order; none for a line without tokens.
 
@@ -87,12 +88,12 @@ def answer_all(
         count: number of hypotheses.
         kept: has the answers of an earlier run, whose batches were the same, and gets those of this one.
         max_tokens: tokens of the sources in a batch, at most.
-        report: is called with a number of lines whenever so many more are done.
+        advance: is called with the number of lines done since the last call.
     """
     numbered = enumerate(lines, 1)
     while window := list(islice(numbered, WINDOW)):
         sources = {number: source for number, line in window if (source := prepare(line, number)).strip()}
-        report(len(window) - len(sources))
+        advance(len(window) - len(sources))
         numbers = list(sources)
         for batch in plan([len(source.split()) for source in sources.values()], max_tokens):
             batch_numbers = [numbers[index] for index in batch]
@@ -100,6 +101,6 @@ def answer_all(
                 continue
             answers = model.search([sources[number] for number in batch_numbers], count)
             kept.add(dict(zip(batch_numbers, answers, strict=True)))
-            report(len(batch))
+            advance(len(batch))
         for number, _ in window:
             yield kept.answers.pop(number, [])

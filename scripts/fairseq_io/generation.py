@@ -16,7 +16,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_lines, write_json, write_lines
 from data_prep.common.outputs import remove
 from data_prep.common.process import run_logged
-from data_prep.common.terminal import shown
+from data_prep.common.progress import measured_progress
 from scripts.scoring.detokenise import unit_joiner
 
 HYPOTHESES, REFERENCE, SOURCE, FACTS = "hypotheses.tok", "reference.tok", "source.tok", "generation.json"
@@ -143,13 +143,7 @@ def run_generation(command: Sequence[str], subset: str, log: Path, *, label: str
         UserError: it failed or skipped sentences.
     """
     output = GenerationOutput(subset)
-
-    def progress() -> str:
-        if not output.hypotheses:
-            return f"{label}loading the model"
-        return f"{label}translated {len(output.hypotheses):,} sentences"
-
-    with shown(progress):
+    with measured_progress(f"{label}translating", lambda: (len(output.hypotheses), output.expected), "sentences"):
         run_logged(command, log, output.read, what="fairseq-generate")
     output.complete()
     return output

@@ -46,7 +46,7 @@ class Layer(NamedTuple):
 
 @dataclass
 class Reading:
-    """What a model computes on a line.
+    """A line of text as a model reads it, and what it computes.
 
     ``source`` and ``inputs`` are the subwords that encoder and decoder read, ``outputs`` those that the decoder writes;
     all are empty if no text was needed. ``attention`` has a (T, S) matrix for each layer of the decoder, the mean over

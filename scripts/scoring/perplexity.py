@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.process import run_logged
-from data_prep.common.terminal import shown
+from data_prep.common.progress import measured_progress
 
 _SAMPLE = re.compile(r"fairseq_cli\.eval_lm(?: \| |:)\d+ (.+ \[-?[\w.]+\])$")  # the log has one of two forms
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens in ([\d.]+)s \(([\d.]+) tokens/s\)")
@@ -64,7 +64,7 @@ def run_evaluation(command: Sequence[str], log: Path, units: str | None) -> Eval
         UserError: the command failed.
     """
     output = EvaluationOutput(units)
-    with shown(lambda: f"evaluated {output.samples:,} samples"):
+    with measured_progress("evaluating", lambda: (output.samples, None), "samples"):
         run_logged(command, log, output.read, what="fairseq-eval-lm")
     return output
 

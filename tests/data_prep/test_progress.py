@@ -65,6 +65,16 @@ def test_a_file_gets_lines_and_a_terminal_a_bar(stream: io.StringIO, total: int 
 
 
 @pytest.mark.usefixtures("at_once")
+def test_items_of_an_earlier_run_count_as_done_and_not_for_the_speed(stream: io.StringIO):
+    with progress.progress("reading", 10**12, initial=10**12 // 2) as advance:
+        advance(1)
+    shown = stream.getvalue()
+    assert "50%" in shown
+    assert re.search("lines/s", shown)
+    assert not re.search(r"[GTPEZ]\s*lines/s", shown)
+
+
+@pytest.mark.usefixtures("at_once")
 def test_work_elsewhere_is_measured_by_a_thread_that_ends(stream: io.StringIO):
     threads, measured = threading.active_count(), threading.Event()
     sizes = iter([(5, None), (10, 20)])

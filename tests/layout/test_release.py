@@ -1,4 +1,4 @@
-"""What is written in several files for others' tools says the same everywhere."""
+"""Facts that several files state for other tools, such as the version: all state the same."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Which stages run after which change, and what is printed and recorded of them."""
+"""The stages that run after a change, and the output and records of a run."""
 
 import logging
 import os

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import pytest
 from fairseq.data import Dictionary
 
-from data_prep.common import terminal
 from data_prep.common.errors import UserError
 from data_prep.dataset import Dataset, Step
 from data_prep.lines import line_steps
@@ -287,23 +286,3 @@ def test_a_terminal_has_a_prompt_and_ends_with_ctrl_d(trained, monkeypatch, caps
     os.close(keyboard)
     assert out.getvalue().decode() == "ONE TWO\nTHREE\n"
     assert capsys.readouterr().err == f"{trained.model}: type a line, or Ctrl-D to end\nen> en> en> \n"
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(is_terminal, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    clock = iter([100.0, 110.0, 131.0, 140.0, 162.0])
-    with monkeypatch.context() as patch:
-        if not is_terminal:
-            patch.setattr(terminal.time, "monotonic", lambda: next(clock))
-        with terminal.progress(100, "lines", done=20) as report:
-            for _ in range(4):
-                report(10)
-    printed = capsys.readouterr().err
-    if is_terminal:
-        assert "60/100" in printed
-    else:
-        assert printed.splitlines() == [
-            "40 of 100 lines, 0.6 lines a second, 1:33 left",
-            "60 of 100 lines, 0.6 lines a second, 1:02 left",
-        ]

@@ -43,7 +43,7 @@ TIMES = {"wps", "ups", "train_wall", "wall"}
 
 @dataclass
 class Training:
-    """What fairseq-train logged per update and per epoch, what it left in checkpoint_last.pt, and its trainers."""
+    """A training's logs per update and per epoch, the content of its checkpoint_last.pt, and its trainers."""
 
     logged: list[dict[str, float]] = field(default_factory=list)
     epochs: list[dict[str, float]] = field(default_factory=list)
