@@ -116,7 +116,7 @@ class TimeConv(StepByStep):
                 together with an incremental state, or an argument that ``ops.light_conv`` or ``ops.conv_step`` rejects.
             TypeError: an incremental state that is not a dict.
         """
-        if not isinstance(x, Tensor) or x.shape[-1:] != (self.channels,):
+        if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[-1] != self.channels:
             raise ValueError(f"{type(self).__name__} was made for {self.channels} channels; got x {describe(x)}")
         check_state(self, incremental_state)
         if query is not None:
@@ -136,9 +136,11 @@ class TimeConv(StepByStep):
                     f"{type(self).__name__}: cu_seqlens, initial_state and return_state are for whole sequences; an "
                     "incremental state keeps a decoder's inputs by itself: leave them out"
                 )
-            check_epilogue(type(self).__name__, x, bias, activation, residual)
+            plain = bias is activation is residual is None
+            if not plain:
+                check_epilogue(type(self).__name__, x, bias, activation, residual)
             out = self._step(x, weight, incremental_state, normalization, batch_first=batch_first)
-            return ops.reference.epilogue(out, bias, activation, residual)
+            return out if plain else ops.reference.epilogue(out, bias, activation, residual)
         operator = ops.light_conv if weight.ndim == 2 else ops.dynamic_conv
         return operator(
             x,

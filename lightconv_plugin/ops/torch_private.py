@@ -78,9 +78,21 @@ def constant(function: Decision) -> Decision:
     return function
 
 
+def _yes() -> bool:
+    return True
+
+
+# looked up once: every call of an operator asks these questions, and a lookup takes as long as an answer
+_are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", _yes)
+_is_tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
+_get_dispatch_mode = getattr(torch._C, "_get_dispatch_mode", None)
+_PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
+_have_global_hooks = getattr(nn.modules.module, "_has_any_global_hook", _yes)
+
+
 def is_in_transform() -> bool:
     """Return True inside of a transform of ``torch.func``, such as ``vmap``."""
-    return bool(getattr(torch._C, "_are_functorch_transforms_active", _yes)())
+    return bool(_are_transforms_active())
 
 
 def is_in_forward_mode() -> bool:
@@ -90,22 +102,16 @@ def is_in_forward_mode() -> bool:
 
 def is_tracing() -> bool:
     """Return True within ``torch.jit.trace``."""
-    return bool(getattr(torch._C, "_is_tracing", torch.jit.is_tracing)())
+    return bool(_is_tracing())
 
 
 def is_in_make_fx() -> bool:
     """Return True while ``make_fx`` or torch.export records a program."""
-    key = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
-    mode = getattr(torch._C, "_get_dispatch_mode", None)
-    if key is None or mode is None:
+    if _PROXY is None or _get_dispatch_mode is None:
         from torch.fx.experimental import proxy_tensor
 
         return proxy_tensor.get_proxy_mode() is not None
-    return mode(key) is not None
-
-
-def _yes() -> bool:
-    return True
+    return _get_dispatch_mode(_PROXY) is not None
 
 
 # ---- what a module registers
@@ -161,7 +167,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_global_hooks() -> bool:
     """Return True if hooks were registered for all modules of the process."""
-    return bool(getattr(nn.modules.module, "_has_any_global_hook", _yes)())
+    return bool(_have_global_hooks())
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:

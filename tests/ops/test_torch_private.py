@@ -1,5 +1,6 @@
 """torch's private names: they exist in this version, and without each the results are the same."""
 
+import importlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hidden = name.rpartition(".")[2]
 
     def get(owner: Any, attribute: str, *default: Any) -> Any:
-        return default[0] if attribute == hidden else getattr(owner, attribute, *default)
+        return default[0] if default and attribute == hidden else getattr(owner, attribute, *default)
 
     def attributes(owner: Any) -> dict[str, Any]:
         return {key: value for key, value in vars(owner).items() if key != hidden}
@@ -30,7 +31,12 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(torch_private, "getattr", get, raising=False)
         patch.setattr(torch_private, "vars", attributes, raising=False)
-        yield
+        importlib.reload(torch_private)  # which looks some names up once
+        try:
+            yield
+        finally:
+            patch.undo()
+            importlib.reload(torch_private)
 
 
 def test_this_torch_has_all_names(caplog: pytest.LogCaptureFixture) -> None:
