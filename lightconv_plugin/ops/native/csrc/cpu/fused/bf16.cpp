@@ -128,6 +128,13 @@ void dot_block(const Block& block) {
 
 #define LIGHTCONV_AMX __attribute__((target("amx-tile,amx-bf16")))
 
+constexpr int64_t kAhead = 4;  // tiles: 4 KiB. Few rows take as long as reading B, and the processor alone asks too late
+
+inline void ask_for_tile(const uint16_t* tile) {
+#pragma GCC unroll 16
+  for (int line = 0; line < 16; ++line) __builtin_prefetch(tile + 32 * line);
+}
+
 struct TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -157,6 +164,10 @@ LIGHTCONV_AMX void tile_block(const Block& block) {
   }
   const uint16_t *a = block.a, *left = block.b, *right = left + block.b_stride;
   for (int64_t k = 0; k < block.tiles; ++k, a += 2 * kTile, left += kTile, right += kTile) {
+    if (!TwoRows) {
+      ask_for_tile(left + kAhead * kTile);
+      if (TwoColumns) ask_for_tile(right + kAhead * kTile);
+    }
     _tile_loadd(4, a, 64);
     _tile_loadd(6, left, 64);
     _tile_dpbf16ps(0, 4, 6);

@@ -18,6 +18,8 @@ constexpr int kLevels = 255;  // the largest integer of the activations
 #else
 constexpr int kLevels = 127;
 #endif
+// Few rows take as long as reading B. The processor alone asks for it too late: so it is asked for 4 KiB before.
+constexpr int64_t kAhead = 4096;
 constexpr int64_t kPanel = 768 * 1024;  // bytes of packed weights that stay in a core's second cache
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -139,6 +141,8 @@ void multiply_tile(const Int8Product& p, int64_t row, int64_t block) {
   Ints sums[Rows][kVectors] = {};
   for (int64_t k = 0; k < p.K; k += 4) {
     Ints weights[kVectors];
+#pragma GCC unroll 2
+    for (int other = 0; other < Blocks; ++other) __builtin_prefetch(b + other * int8_block(p.K) + 16 * k + kAhead);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
       weights[v] = load<Ints>(b + v * kLanes / 16 * int8_block(p.K) + 16 * k + v * kLanes % 16 * 4);
@@ -208,6 +212,13 @@ LIGHTCONV_AMX void multiply_tiles(const Int8Product& p, int64_t row, int64_t blo
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < depth; k += 64) {
+    if (!TwoRows) {
+#pragma GCC unroll 16
+      for (int line = 0; line < 16; ++line) {
+        __builtin_prefetch(left + 16 * k + 64 * line + kAhead);
+        if (TwoColumns) __builtin_prefetch(right + 16 * k + 64 * line + kAhead);
+      }
+    }
     _tile_loadd(4, above + k, depth);
     _tile_loadd(6, left + 16 * k, 64);
     _tile_dpbusd(0, 4, 6);

@@ -52,11 +52,14 @@ Bf16Units best_bf16_units() {
 constexpr int kInt8Units = 6;
 
 // Which of the units the processor has.
-std::array<bool, kInt8Units> all_int8_units() {
-  const Features has;
-  const bool avx512_vnni = has.c >> 11 & 1;
-  return {true, true, true, static_cast<bool>(has.a1 >> 4 & 1), avx512_vnni,
-          avx512_vnni && (has.d >> 25 & 1) && may_use_tiles(has)};
+const std::array<bool, kInt8Units>& all_int8_units() {
+  static const std::array<bool, kInt8Units> units = [] {
+    const Features has;
+    const bool avx512_vnni = has.c >> 11 & 1;
+    return std::array<bool, kInt8Units>{true, true, true, static_cast<bool>(has.a1 >> 4 & 1), avx512_vnni,
+                                        avx512_vnni && (has.d >> 25 & 1) && may_use_tiles(has)};
+  }();
+  return units;
 }
 #endif
 
@@ -74,7 +77,7 @@ Bf16Units bf16_units() {
 
 Int8Units int8_units() {
 #if defined(__x86_64__)
-  static const std::array<bool, kInt8Units> has = all_int8_units();
+  const std::array<bool, kInt8Units>& has = all_int8_units();
   // the widest vectors that are allowed are those of the other kernels
   constexpr int kBits[kInt8Units] = {0, 256, 512, 256, 512, 512};
   const int bits = kernels().vector_bits;
@@ -84,9 +87,14 @@ Int8Units int8_units() {
   return Int8Units::none;
 }
 
-const Int8Kernels& int8_kernels() {
+const Int8Kernels& int8_kernels(int64_t rows) {
 #if defined(__x86_64__)
-  switch (int8_units()) {
+  const Int8Units units = int8_units();
+  // the beam of one sentence takes as long as reading the weight, which vectors of 256 bits do fastest
+  constexpr int64_t kFewRows = 4;
+  if (rows <= kFewRows && units > Int8Units::avx_vnni && all_int8_units()[static_cast<int>(Int8Units::avx_vnni)])
+    return avx_vnni_int8;
+  switch (units) {
     case Int8Units::avx2: return avx2_int8;
     case Int8Units::avx512: return avx512_int8;
     case Int8Units::avx_vnni: return avx_vnni_int8;
@@ -303,7 +311,7 @@ Tensor pack_weight(const Tensor& weight, std::string precision) {
 }
 
 void run_int8(const Linear& l) {
-  const Int8Kernels& chosen = int8_kernels();
+  const Int8Kernels& chosen = int8_kernels(l.rows);
   thread_local std::vector<uint8_t> integers;
   thread_local std::vector<float> scale;
   thread_local std::vector<int32_t> zero;

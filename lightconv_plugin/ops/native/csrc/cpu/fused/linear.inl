@@ -54,6 +54,9 @@ void linear_columns(const Linear& l, int64_t begin, int64_t end) {
 constexpr int kTileRows = LIGHTCONV_BITS == 512 ? 8 : LIGHTCONV_BITS == 256 ? 5 : 2;
 constexpr int kTileBlocks = LIGHTCONV_BITS == 512 ? 2 : 1;
 constexpr int64_t kPanelNumbers = 196608;  // of packed weights that stay in a core's second cache
+// Few rows take as long as reading the weight. So it is read from one end to the other, and asked for 4 KiB before it is
+// needed: the processor alone asks too late.
+constexpr int64_t kFewProductRows = 8, kNumbersAhead = 1024;
 
 // Sums of rows in the outputs from `column` on, a vector of them, become numbers of y.
 template <int Rows, int Vectors>
@@ -85,6 +88,8 @@ void packed_tile(const Linear& l, int64_t row, int64_t block) {
   Vec<float> sum[Rows][kVectors] = {};
   for (int64_t i = 0; i < l.in; ++i) {
     Vec<float> w[kVectors];
+#pragma GCC unroll 2
+    for (int b = 0; b < Blocks; ++b) __builtin_prefetch(weight + 16 * b * l.in + 16 * i + kNumbersAhead);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) w[v] = load(weight + v * kVector / 16 * 16 * l.in + 16 * i + v * kVector % 16);
 #pragma GCC unroll 8
@@ -110,12 +115,13 @@ void packed_rows(const Linear& l, int64_t row, int64_t block) {
 // Pairs of blocks [begin, end).
 void linear_packed(const Linear& l, int64_t begin, int64_t end) {
   const int64_t blocks = (l.out + 15) / 16, last = 2 * end < blocks ? 2 * end : blocks;
+  const int64_t together = l.rows > kFewProductRows ? kTileBlocks : 1;
   const int64_t fitting = kPanelNumbers / (16 * l.in + 1) / 2 * 2, panel = fitting < 2 ? 2 : fitting;
   for (int64_t left = 2 * begin; left < last; left += panel) {
     const int64_t right = left + panel < last ? left + panel : last;
     for (int64_t row = 0; row < l.rows; row += kTileRows) {
-      for (int64_t block = left; block < right; block += kTileBlocks) {
-        if (kTileBlocks == 1 || block + 1 == right)
+      for (int64_t block = left; block < right; block += together) {
+        if (together == 1 || block + 1 == right)
           packed_rows<1, kTileRows>(l, row, block);
         else
           packed_rows<kTileBlocks, kTileRows>(l, row, block);
