@@ -1,16 +1,17 @@
-"""Turn a checkpoint of fairseq's own ``lightconv`` or ``lightconv_lm`` into one of this plugin's models.
+"""Convert a checkpoint of fairseq's own ``lightconv`` or ``lightconv_lm`` to one of this plugin's models.
 
     python -m lightconv_plugin.convert IN OUT
-    python -m lightconv_plugin.convert model.pt FOLDER/model.safetensors     and back
+    python -m lightconv_plugin.convert model.pt FOLDER/model.safetensors     (and the reverse)
 
-An OUT that ends in .safetensors gets the parameters in that format, and config.json beside it the settings. fairseq
-reads it as it reads any checkpoint. A checkpoint of this plugin's models is only written anew.
+If OUT ends in .safetensors, it gets the parameters in that format, and config.json in the same folder gets the
+settings. fairseq reads it like any checkpoint. If IN already holds one of this plugin's models, it is written to OUT
+without conversion.
 
 IN may come from any version of fairseq: with its settings as `args` or as `cfg`, in torch's old or new file format,
-in float32 or float16, with parameters under the names of fairseq 0.12.2 and earlier or under later ones. It is read
-with torch's check of types on: nothing in it is run. OUT says by itself what model it is, and serves fairseq-generate,
--interactive, -validate and --finetune-from-model with --user-dir lightconv_plugin, and from_pretrained(). The
-optimiser's state is left behind. OUT is a new file: nothing is replaced.
+in float32 or float16, with parameters under the names of fairseq 0.12.2 and earlier or under later ones. It is loaded
+with torch's check of types, so that no code in it runs. OUT contains all settings of its model. It works with
+fairseq-generate, -interactive, -validate and --finetune-from-model (with --user-dir lightconv_plugin), and with
+from_pretrained(). The optimiser's state is not copied. OUT must be a new file: nothing is replaced.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from lightconv_plugin.compat.safetensors import SUFFIX, settings_of, write_safet
 
 Tensors = dict[str, Tensor]
 
-# fairseq's models, and the names of ours that they become
+# fairseq's models, and the names of our models that they are converted to
 OURS = {lightconv.LightConvModel: "pla_lightconv", lightconv_lm.LightConvLanguageModel: "pla_lightconv_lm"}
 SIDES = {"pla_lightconv": ("encoder", "decoder"), "pla_lightconv_lm": ("decoder",)}
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
-# Parts of a block: fairseq's names at one time or another, and ours.
+# Parts of a block: the names in any version of fairseq, and our names.
 _PARTS = {
     "linear1": "mixer.in_proj",
     "conv.weight_linear": "mixer.conv.weight_linear",
@@ -60,19 +61,19 @@ _PARTS = {
     "encoder_attn_layer_norm": "encoder_attn_residual.layer_norm",
     **dict.fromkeys(("layer_norms.1", "layer_norm2", "final_layer_norm"), "ffn_residual.layer_norm"),
 }
-# Not used by fairseq's models either: memory that was never set, markers, tables that are computed.
+# Entries that fairseq's models do not use either: uninitialised memory, markers, and tables that are computed.
 _UNUSED = re.compile(
     r"(encoder|decoder)\.(version|embed_positions\.(_float_tensor|weights)|layers\.\d+\.conv\.conv_bias)"
 )
 
 
 def convert_parameters(theirs: Tensors, *, shared_output: bool, sides: Iterable[str]) -> tuple[Tensors, list[str]]:
-    """Parameters under our names, and the names of those that are not used.
+    """Return the parameters under our names, and the names of unused parameters.
 
     Args:
-        theirs: fairseq's, in any of its layouts.
-        shared_output: the decoder's output is its embedding, and may be missing in ``theirs``.
-        sides: "encoder", "decoder".
+        theirs: fairseq's parameters, in the layout of any version.
+        shared_output: True if the decoder's output layer is its embedding, which ``theirs`` may contain only once.
+        sides: the sides of the model: "encoder", "decoder".
     """
     dropped = [key for key in theirs if _UNUSED.fullmatch(key)]
     result: Tensors = {}
@@ -82,12 +83,12 @@ def convert_parameters(theirs: Tensors, *, shared_output: bool, sides: Iterable[
     if shared_output and "decoder.embed_tokens.weight" in result:
         result.setdefault("decoder.output_projection.weight", result["decoder.embed_tokens.weight"])
     for side in sides:
-        result[f"{side}.version"] = torch.tensor([3.0])  # of fairseq's Transformer; below, it drops the last norm
+        result[f"{side}.version"] = torch.tensor([3.0])  # of fairseq's Transformer; below 3, the last norm is dropped
     return result, dropped
 
 
 def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """Our name or names for a parameter of fairseq's; its own name where we have none."""
+    """Return our names and tensors for one of fairseq's parameters: one pair or several. An unknown name stays."""
     if key == "decoder.embed_out":
         return [("decoder.output_projection.weight", tensor)]
     match = _LAYER.fullmatch(key)
@@ -108,10 +109,10 @@ def _renamed(key: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def find_model(settings: argparse.Namespace) -> tuple[str, str, bool]:
-    """Return the architecture that the settings name, its model or the one of ours that it becomes, and if it is ours.
+    """Return the architecture in the settings, the name of our model for it, and True if it already is our model.
 
     Raises:
-        compat.CheckpointError: it is another model.
+        compat.CheckpointError: the settings are of another model.
     """
     architecture = str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
     cls = ARCH_MODEL_REGISTRY.get(architecture) or MODEL_REGISTRY.get(architecture)
@@ -127,13 +128,13 @@ def find_model(settings: argparse.Namespace) -> tuple[str, str, bool]:
 def convert_options(
     name: str, architecture: str, settings: argparse.Namespace, parameters: Iterable[str]
 ) -> dict[str, Any]:
-    """Our options, every one of them with its value, so that no default matters later.
+    """Return the values of all our options, so that the model does not depend on later defaults.
 
     Args:
-        name: our model.
-        architecture: fairseq's.
-        settings: fairseq's, which the architecture completes.
-        parameters: names of the parameters under our names.
+        name: the name of our model.
+        architecture: the name of fairseq's architecture.
+        settings: fairseq's settings, to be completed by the architecture.
+        parameters: our names of the parameters.
     """
     theirs = argparse.Namespace(**vars(settings))
     ARCH_CONFIG_REGISTRY[architecture](theirs)
@@ -165,7 +166,7 @@ def convert_options(
 
 
 def _typed(value: Any, field: Field) -> Any:
-    """Return an option in the type of ours: some versions of fairseq write 0 for 0.0, and lists as text."""
+    """Return a value in the type of our option: some versions of fairseq write 0 for 0.0, and lists as text."""
     kinds = get_args(field.type) or (field.type,)
     if value is not None and float in kinds:
         return float(value)
@@ -180,13 +181,13 @@ def shares_output(theirs: argparse.Namespace) -> bool:
 
 
 def build(name: str, options: dict[str, Any], parameters: Tensors) -> Any:
-    """Build our model of these options without memory, for as many words as the embeddings have rows."""
+    """Build our model with these options, without memory. The size of the vocabulary is that of the embeddings."""
     target = _dictionary(parameters, "decoder")
     source = target if options.get("share_all_embeddings") else _dictionary(parameters, SIDES[name][0])
     task = argparse.Namespace(
         source_dictionary=source, target_dictionary=target, dictionary=target, output_dictionary=target
     )
-    embeddings = {"encoder_embed_path": None, "decoder_embed_path": None}  # in the checkpoint
+    embeddings = {"encoder_embed_path": None, "decoder_embed_path": None}  # embeddings are in the checkpoint
     with torch.device("meta"):
         return MODEL_REGISTRY[name].build_model(argparse.Namespace(**options | embeddings), task)
 
@@ -201,11 +202,11 @@ def _dictionary(parameters: Tensors, side: str) -> Dictionary:
 
 
 def convert(source: Path) -> tuple[dict[str, Any], str]:
-    """A checkpoint of ours from the file ``source``, in memory, and its description.
+    """Convert the file ``source``. Return our checkpoint, in memory, and its description.
 
     Raises:
-        compat.CheckpointError: not a checkpoint that can be converted; damaged, or refused for the types in it.
-        OSError: no such file, no permission.
+        compat.CheckpointError: the file cannot be converted, is damaged, or contains types that are not allowed.
+        OSError: the file does not exist or cannot be read.
     """
     state = checkpoint_utils.load_checkpoint_to_cpu(str(source))
     parameters = state["model"]
@@ -249,14 +250,14 @@ def convert(source: Path) -> tuple[dict[str, Any], str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command; ends the process with a sentence and status 1 where it refuses."""
+    """Run the command. If a file is refused, print the reason and exit with status 1."""
     parser = argparse.ArgumentParser(
         prog="python -m lightconv_plugin.convert",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of a lightconv or lightconv_lm")
-    parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write, a new file")
+    parser.add_argument("source", metavar="IN", type=Path, help="checkpoint of a lightconv or lightconv_lm model")
+    parser.add_argument("out", metavar="OUT", type=Path, help="checkpoint to write; the file must not exist")
     options = parser.parse_args(arguments)
     packed = options.out.suffix == SUFFIX
     with refusing(f"convert {options.source}"):

@@ -1,7 +1,7 @@
-"""List what this machine can run, and test that it computes right.
+"""List the backends that run on this machine, and test their results.
 
-Prints the versions, each backend or the reason why it is missing and what to install, and the largest error of each
-against the reference implementation in float64. Ends with status 1 if a backend computes something else.
+Prints versions, then for each device the largest errors of the native backend against the reference implementation in
+float64, or the reason why the backend is not available and what to install. The exit status is 1 if a result is wrong.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from lightconv_plugin.ops import backend, library, reference
 from lightconv_plugin.ops.fused.linear import VARIABLE as MATMUL_VARIABLE
 from lightconv_plugin.ops.fused.linear import slower
 
-# the largest error, relative to the largest value, that rounding explains; weights and sums are of a type each
+# the largest error that rounding explains, relative to the largest value
 LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 DISTRIBUTIONS = ("torch", "ve-fairseq", "fairseq", "numpy", "sacrebleu", "ctranslate2")
 
 
 def state(device: torch.device) -> tuple[bool, str]:
-    """Return True if the native backend runs on a device, and on what; or False, and why not."""
+    """Return True and the hardware if the native backend runs on a device, or False and the reason if it does not."""
     refused = backend.unsupported_reason("light_conv", torch.empty(1, 1, 1, device=device))
     if refused is not None:
         return False, f"not available: {refused}"
@@ -41,7 +41,7 @@ def state(device: torch.device) -> tuple[bool, str]:
 def self_test(device: torch.device) -> Iterator[tuple[str, float, float]]:
     """Compare the native operators on a device with the reference implementation in float64: outputs and gradients.
 
-    Gives what was compared, its error, and the largest that rounding explains.
+    Yields the name of each comparison, its error, and the largest error that rounding explains.
     """
     generator = torch.Generator().manual_seed(1)
 
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(name, metadata.version(name))
     print(f"\ncompiled files are kept in {library.cache_folder()} (set LIGHTCONV_CACHE to change it)")
     chosen = os.environ.get(backend.VARIABLE)
-    print(f"{backend.VARIABLE} is {chosen or 'not set: native where it can, else reference'}")
+    print(f"{backend.VARIABLE} is {chosen or 'not set: native if available, otherwise reference'}")
     advice = "" if ops.bf16_units() == "none" or slower() is None else f", but {slower()}"
     print(f"units for products in bfloat16 (set {MATMUL_VARIABLE}=bf16 to use them): {ops.bf16_units()}{advice}")
     print("\nreference  ready: plain PyTorch, any device")
@@ -93,12 +93,13 @@ def main(arguments: list[str] | None = None) -> None:
             failed += not passed
             print(f"  {case}: largest error {error:.1e}, {'ok' if passed else f'WRONG, expected at most {limit:.0e}'}")
     if torch.cuda.device_count() == 0:
-        why = "a build for CPUs" if torch.version.cuda is None else "built for CUDA, but sees no device: see nvidia-smi"
-        print(f"native, cuda  not available: torch {torch.__version__} is {why}")
+        has_cuda = torch.version.cuda is not None
+        reason = "built for CUDA, but sees no device: see nvidia-smi" if has_cuda else "a build for CPUs"
+        print(f"native, cuda  not available: torch {torch.__version__} is {reason}")
     if failed:
         sys.exit(
             f"error: {failed} comparisons failed: do not train with this backend. Set {backend.VARIABLE}=reference, "
-            f"remove {library.cache_folder()} and try again; if that does not mend it, report this output"
+            f"remove {library.cache_folder()} and try again; if that does not help, report this output"
         )
 
 

@@ -1,7 +1,6 @@
-"""The values that fairseq's flags of generation can have.
+"""Ranges of the values of fairseq's flags for generation.
 
-fairseq's parsers take any number. With most of those that are out of range a search fails in its middle, or finds empty
-hypotheses.
+fairseq's parsers accept any number. With most values out of range, a search fails halfway or finds empty hypotheses.
 """
 
 import math
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Limit(NamedTuple):
-    """A test of a flag's value, beside the other flags, and in words what passes it."""
+    """A test of a flag's value, which may depend on the other flags, and a description of the values that pass."""
 
     allows: Callable[[float, Any], bool]
     expected: str
@@ -46,7 +45,7 @@ LIMITS = {
     "context_window": FROM_0,
     "softmax_batch": FROM_1,
 }
-"""By the names that flags have once they are parsed. A flag that is None has no limit."""
+"""Limits by the names of the parsed flags. A flag that is None is not tested."""
 
 
 def _least_length(flags: Any) -> float:
@@ -58,15 +57,15 @@ def _divides_beam(groups: float, flags: Any) -> bool:
 
 
 def refused(flags: Any, limits: Mapping[str, Limit] = LIMITS) -> tuple[str, str] | None:
-    """Return the first flag that has a value beyond its limit, and in words what is expected; None if there is none.
+    """Return the first flag whose value is out of range, and a description of the expected values; otherwise None.
 
     Args:
-        flags: the flags as attributes; those that are absent have fairseq's defaults.
+        flags: the flags as attributes; absent flags have fairseq's defaults.
     """
     for name, limit in limits.items():
         value = getattr(flags, name, None)
         try:
-            allowed = value is None or limit.allows(float(value), flags)  # fairseq's parsers leave some as text
+            allowed = value is None or limit.allows(float(value), flags)  # fairseq's parsers leave some values as text
         except ValueError:
             allowed = False
         if not allowed:

@@ -1,6 +1,6 @@
-"""Text on its way into a model: cleaned; cut into units of BPE or SentencePiece, which a dictionary shows; by codes.
+"""Text for a model: clean it, find the model's BPE or SentencePiece codes, recognise the subwords of a dictionary.
 
-It needs Python alone: the hub, the task, the export and the scripts share it.
+The hub, the task, the export and the scripts share this module. It needs only Python.
 """
 
 import re
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SUBWORD_NMT, SENTENCEPIECE = "subword_nmt", "sentencepiece"  # as fairseq's --bpe names them
-# the parts of such a file's name, as published models and recipes have them: zh.code, bpecodes, spm.32000.model
+# parts of the names that files of codes have in published models and recipes: zh.code, bpecodes, spm.32000.model
 _SAY = {"bpe", "code", "codes", "bpecode", "bpecodes", "merges", "sentencepiece", "spm"}
 _BESIDE = {"", "model", "txt", "joint", "shared"}
-_ESCAPED = ("&apos;", "&quot;", "&amp;")  # Moses writes so
-# blocks of scripts that put no spaces between words, from Thai to ideographs; data_prep has their letters by script
+_ESCAPED = ("&apos;", "&quot;", "&amp;")  # as Moses writes them
+# Unicode blocks of scripts without spaces between words, from Thai to ideographs; data_prep lists letters by script
 _UNSPACED = re.compile(
     "[\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\u1bc0-\u1bff"
     "\u3005-\u3007\u3021-\u302d\u3031-\u303c\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff\u3400-\u4dbf\u4e00-\ua48f"
@@ -26,16 +26,16 @@ _ZERO_WIDTH = re.compile("[\u200b\ufeff]+")
 
 
 class CodesError(ValueError):
-    """The codes of a model are not found; the message says where they were looked for and what to do."""
+    """The codes of a model were not found, or several files differ. The message names the folders and the remedy."""
 
 
 def find_codes(language: str | None, *folders: Path) -> Path:
     """Find the BPE merges or the SentencePiece model of a language (None: of all) in the first folder that has any.
 
-    ``codes.LANGUAGE`` comes first, then what has the language in its name, then a joint file.
+    ``codes.LANGUAGE`` comes first, then a file with the language in its name, then a joint file.
 
     Raises:
-        CodesError: there is none, or there are two of the same rank that differ.
+        CodesError: there is no such file, or there are several of the same rank that differ.
     """
     advice = f"put the file there as codes{'' if language is None else f'.{language}'}"
     for folder in filter(Path.is_dir, folders):
@@ -48,18 +48,18 @@ def find_codes(language: str | None, *folders: Path) -> Path:
             first, *duplicates = ranks[min(ranks)]
             if any(path.read_bytes() != first.read_bytes() for path in duplicates):
                 names = ", ".join(path.name for path in (first, *duplicates))
-                raise CodesError(f"{folder} has different codes, {names}, and none says by its name to be it; {advice}")
+                raise CodesError(f"{folder} has different codes, {names}, and no name shows which one to use; {advice}")
             return first
-    of = "" if language is None else f" of {language}"
+    of_language = "" if language is None else f" of {language}"
     where = ", ".join(map(str, dict.fromkeys(folders)))
-    held = sorted({path.name for folder in filter(Path.is_dir, folders) for path in folder.glob("[!.]*")})[:9]
+    files = sorted({path.name for folder in filter(Path.is_dir, folders) for path in folder.glob("[!.]*")})[:9]
     raise CodesError(
-        f"no BPE codes and no SentencePiece model{of} in {where} ({', '.join(held) or 'nothing there'}); {advice}"
+        f"no BPE codes and no SentencePiece model{of_language} in {where} ({', '.join(files) or 'empty'}); {advice}"
     )
 
 
 def _rank(name: str, language: str | None) -> int | None:
-    """Return how sure it is that a file of that name holds the codes of a language, 0 for certain; None if not."""
+    """Return the rank of a file name as the codes of a language: 0 is the best, None is no file of codes."""
     if language is not None and name in (f"codes.{language}", f"sentencepiece.model.{language}"):
         return 0
     general = re.sub(rf"(^|[._-]){re.escape(language or '')}(?=[._-]|$)", "", name, count=1) if language else name
@@ -70,31 +70,31 @@ def _rank(name: str, language: str | None) -> int | None:
 
 
 def units_of(words: Sequence[str]) -> str | None:
-    """Return what the words of a dictionary were cut into, as fairseq's --bpe names it; None for whole words."""
+    """Return the kind of a dictionary's subwords, as fairseq's --bpe names it; None if they are whole words."""
     if 20 * sum(word.endswith("@@") for word in words) > len(words):
         return SUBWORD_NMT
-    # of a language without spaces few subwords start a word
+    # in a language without spaces, few subwords start a word
     return SENTENCEPIECE if 100 * sum(word.startswith("\u2581") for word in words) > len(words) else None
 
 
 def steps_before(words: Sequence[str]) -> list[str]:
-    """Return what was done to text before it was cut into units, as far as a dictionary shows it."""
+    """Return the steps applied to text before it was split into subwords, as far as a dictionary shows them."""
     units, text = units_of(words), "".join(word for word in words if not word.startswith(("<", "madeupword")))
     steps = []
     if any(word.startswith(_ESCAPED) for word in words):
         steps.append("tokenised by Moses")
     if units != SENTENCEPIECE and 20 * sum(map(bool, map(_UNSPACED.search, words))) > len(words):
-        steps.append("parted into words by blanks")
-    if len(words) > 500 and text == text.lower() != text.upper():  # a few words may be so by chance
+        steps.append("split into words by spaces")
+    if len(words) > 500 and text == text.lower() != text.upper():  # with few words, it may be chance
         steps.append("lower-cased")
     return steps
 
 
 def clean_text(text: str) -> str:
-    """Text as data_prep cleans people's own before it is cut: one plain space between words, and none around them.
+    """Clean text as data_prep cleans a user's own text: one plain space between words, none at the beginning and end.
 
-    Control characters and zero width spaces are spaces, too; but the latter go beside letters of scripts without spaces
-    between words. (A test compares the two: data_prep is not installed with the plugin.)
+    Control characters and zero-width spaces become spaces; but a zero-width space next to a letter of a script without
+    spaces between words is removed. (data_prep is not installed with the plugin. A test compares the two functions.)
     """
 
     def space_or_nothing(run: re.Match[str]) -> str:

@@ -18,7 +18,7 @@ MOST_OF_SOURCE = 150  # pairs of a source package in validation or test
 MOST = 2000  # pairs in validation or test
 MIN_WORDS = 5  # of a pair in validation or test
 SHARED = 0.6
-"""A line of validation or test is dropped if it shares this part of its sequences of four words with another split."""
+"""A line of validation or test is dropped if this share of its 4-grams of words, or more, is also in another split."""
 
 
 class Row(NamedTuple):

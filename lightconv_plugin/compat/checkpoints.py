@@ -1,4 +1,4 @@
-"""Changes of fairseq's checkpoints: the types that they may hold, complete files, and when they are saved."""
+"""Changes to fairseq's checkpoints: allowed types, damaged files, complete files, and when they are saved."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from lightconv_plugin.ops.files import whole_file
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used; the message names the file, its fault and what to do."""
+    """A checkpoint cannot be used. The message names the file, the problem and what to do."""
 
 
 def plain_types() -> list[Any]:
     """Return the types that checkpoints hold beside tensors: options (``argparse.Namespace``), arrays and numbers.
 
-    numpy's are in the spellings of numpy 1 and 2; old checkpoints hold fairseq's meters, too. Number types only: a
-    dtype that can hold objects must never be added, since its unpickling trusts the file.
+    The types of numpy are listed under their names in numpy 1 and 2. fairseq's meters are listed because old
+    checkpoints hold them. Only dtypes of numbers are listed. Never add a dtype that can hold objects: unpickling it
+    trusts the file.
     """
     import numpy
     from fairseq.logging import meters
@@ -49,17 +50,17 @@ def plain_types() -> list[Any]:
 
 @contextmanager
 def allowing(kinds: list[Any]) -> Iterator[None]:
-    """Have ``torch.load(weights_only=True)`` read these types, too, until the context ends."""
-    # at its end torch takes all of them off its list, so none that were on it before may be among them
+    """Let ``torch.load(weights_only=True)`` read these types, too, until the context ends."""
+    # at the end torch removes all of these from its list, so leave out those that were on it already
     previous = torch.serialization.get_safe_globals()
     with torch.serialization.safe_globals([kind for kind in kinds if kind not in previous]):
         yield
 
 
 def read_checkpoint_types() -> None:
-    """Read fairseq's checkpoints on torch 2.6 and later, which reads tensors alone by default.
+    """Let fairseq read its checkpoints with torch 2.6 and later, which by default reads only tensors.
 
-    The check stays on. The types that such checkpoints hold are allowed while fairseq reads one.
+    torch's check of types stays on. While fairseq reads a checkpoint, the types that checkpoints hold are allowed, too.
     """
     from fairseq import checkpoint_utils
 
@@ -74,7 +75,8 @@ def read_checkpoint_types() -> None:
 def read_broadcast_types() -> None:
     """Resume data-parallel training on torch 2.6 and later, where rank 0 sends the checkpoint to the others.
 
-    By then its configuration is omegaconf's. The extra types are allowed for that message only, never for a file.
+    In that message the configuration is an object of omegaconf. Its types are allowed for the message only, never for a
+    file.
     """
     from fairseq.distributed import utils
     from omegaconf import DictConfig, ListConfig, base, nodes
@@ -89,9 +91,9 @@ def read_broadcast_types() -> None:
 
 
 def refuse_damaged_checkpoints() -> None:
-    """Refuse a damaged file with a sentence that names it and says what to do.
+    """Refuse a damaged file with a message that names it and says what to do.
 
-    torch's own error is not shown: for a refused file it advises to switch the check off.
+    torch's own error is not shown, since for a file with other types it advises to turn the check off.
     """
     from fairseq import checkpoint_utils
 
@@ -102,40 +104,40 @@ def refuse_damaged_checkpoints() -> None:
                 check_sums(path)
             return original(path, *args, **kwargs)
         except Exception as error:
-            if getattr(error, "filename", None) is not None:  # missing, or no permission: a sentence already
+            if getattr(error, "filename", None) is not None:  # missing, or no permission: the message is clear already
                 raise
             raise CheckpointError(why_unreadable(path, error)) from None
 
 
 def check_sums(path: str | Path) -> None:
-    """Compare the checksums of a file in torch's format, which torch does not do. Torch 1.5 and before wrote none.
+    """Verify the checksums of a file in torch's format, which torch does not do. Torch 1.5 and earlier wrote none.
 
     Raises:
-        zipfile.BadZipFile: the file is damaged. A damaged table of contents has other errors of zipfile's, too.
+        zipfile.BadZipFile: the file is damaged. If its table of contents is damaged, zipfile may raise other errors.
     """
     with zipfile.ZipFile(path) as archive:
-        # one flipped bit turns a part into a folder: torch then reads nothing, and returns what was in memory
+        # one flipped bit can mark a part as a folder: torch then reads nothing, and returns uninitialised memory
         if archive.testzip() is not None or any(part.external_attr & 0x10 for part in archive.infolist()):
             raise zipfile.BadZipFile("a part of it does not match its checksum")
 
 
-_REFUSED = re.compile(  # in torch's words
+_REFUSED = re.compile(  # torch's messages about a type that is not allowed
     r"[Uu]nsupported (?:global: )?GLOBAL (\S+)"
     r"|(?:reduce for unrecognized function|allowlisted via `add_safe_globals` but got) (.{1,200})"
 )
 
 
 def why_unreadable(path: str, error: Exception) -> str:
-    """Return a sentence that says why a file is no checkpoint, and what to do."""
+    """Return a message that says why a file cannot be read as a checkpoint, and what to do."""
     if refused := _REFUSED.search(str(error)):
         return (
             f"{path}: refused, because it asks for {refused[1] or refused[2]}, which is not among the types that a "
-            "fairseq checkpoint holds; loading it could run code. Nothing of it was run. Use a checkpoint from a "
+            "fairseq checkpoint holds; loading it could run code. None of it was run. Use a checkpoint from a "
             "source you trust, written by fairseq-train."
         )
     problem = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     if isinstance(error, pickle.UnpicklingError):
-        problem = "no pickle of one"  # torch's text is advice to read it without the check
+        problem = "not a pickled one"  # torch's message advises to read the file without the check
     return (
         f"{path}: not a readable fairseq checkpoint ({problem}). It is damaged, cut short, a pointer of Git LFS or "
         "something else: copy it again, or go back to an earlier checkpoint of the same folder (to resume: "
@@ -144,7 +146,7 @@ def why_unreadable(path: str, error: Exception) -> str:
 
 
 def write_state(state: Any, path: Path) -> None:
-    """Save with torch; the file appears under its name when it is complete and on the disk.
+    """Save with torch. The file gets its name when it is complete and on the disk.
 
     Raises:
         OSError: the file cannot be written; ``path`` is unchanged.
@@ -152,15 +154,15 @@ def write_state(state: Any, path: Path) -> None:
     with whole_file(path) as file:
         try:
             torch.save(state, file)
-        except RuntimeError as error:  # torch hides a full disk behind a complaint of its own
+        except RuntimeError as error:  # for a full disk torch raises an error that does not say so
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 @contextmanager
 def refusing(task: str) -> Iterator[None]:
-    """End the process with a sentence and status 1 where a command cannot do its task, such as "convert a model".
+    """End the process with a message and status 1 if a command cannot do its task, such as "convert a model".
 
-    From then on, a letter of a path that the terminal's encoding lacks is printed as its number.
+    From then on, characters that the terminal's encoding lacks are printed as escape sequences.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -173,8 +175,8 @@ def refusing(task: str) -> Iterator[None]:
 def save_complete_checkpoints() -> None:
     """Write every checkpoint completely, or leave the previous file as it was.
 
-    fairseq writes the copies of a checkpoint (last, best) in place: a full disk or a kill leaves a last checkpoint that
-    is cut short. On a full disk it tries three times, and may append the second attempt to the rest of the first.
+    fairseq writes the copies of a checkpoint (last, best) in place, so a full disk or a kill leaves an incomplete last
+    checkpoint. On a full disk it tries three times, and may append the second attempt to the remains of the first.
     """
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
@@ -197,8 +199,8 @@ def save_complete_checkpoints() -> None:
 def keep_updates_at_epoch_ends() -> None:
     """Write ``checkpoint_E_U.pt`` after every --save-interval-updates.
 
-    fairseq leaves it out where the update ends an epoch, and prunes none of them there: an average of the last ones
-    then misses some, the final one among them, or has none at all.
+    If the update ends an epoch, fairseq does not write this checkpoint, and does not delete older ones of this kind. An
+    average of the last ones then misses some, such as the final one, or finds none at all.
     """
     from fairseq import checkpoint_utils
 
@@ -208,7 +210,7 @@ def keep_updates_at_epoch_ends() -> None:
         due = epoch_itr.end_of_epoch() and interval > 0 and trainer.get_num_updates() % interval == 0
         if not due or cfg.no_save:
             return original(cfg, trainer, epoch_itr, val_loss)
-        # fairseq resumes from checkpoint_last.pt: after a kill before it is written, both files are written again
+        # checkpoint_last.pt is written last: if a kill prevents this, fairseq resumes earlier and writes both again
         if not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0:
             without_last = copy.copy(cfg)
             without_last.no_last_checkpoints = True
@@ -220,16 +222,16 @@ def keep_updates_at_epoch_ends() -> None:
 
 
 def remember_patience() -> None:
-    """All versions: a training that is resumed ends by `--patience` where it would have ended without a pause.
+    """Save the state of ``--patience``, so that a resumed training ends where it would have ended without a pause.
 
-    fairseq counts validations without a gain in an attribute of a function, beside the best score so far. A new process
-    forgets both: it takes its first validation for the best.
+    fairseq keeps the number of validations without an improvement, and the best score, as attributes of a function. A
+    new process starts without them, and takes its first validation for the best.
     """
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
     def counted() -> dict[str, Any]:
-        """Return what fairseq-train keeps, as a command (``__main__``) or imported; nothing in another program."""
+        """Return the attributes in fairseq-train, run as a command (``__main__``) or imported; {} elsewhere."""
         modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))
         functions = (getattr(module, "should_stop_early", None) for module in modules)
         return next((vars(function) for function in functions if function is not None), {})
@@ -239,8 +241,8 @@ def remember_patience() -> None:
         return original(self, filename, {**extra_state, "patience": dict(counted())})
 
     @shim(checkpoint_utils, "load_checkpoint")
-    def counting_on(original: Original, cfg: Any, trainer: Any, **others: Any) -> Any:
-        extra_state, epoch_itr = original(cfg, trainer, **others)
+    def counting_on(original: Original, cfg: Any, trainer: Any, **kwargs: Any) -> Any:
+        extra_state, epoch_itr = original(cfg, trainer, **kwargs)
         if extra_state is not None and not cfg.reset_optimizer and not cfg.reset_meters:
             counted().update(extra_state.get("patience", {}))
         return extra_state, epoch_itr

@@ -1,4 +1,4 @@
-"""Changes of fairseq's commands: complete help, fewer warnings, and options of generation that fail without them."""
+"""Changes to fairseq's commands: complete help, fewer warnings, and fixes for options of generation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lightconv_plugin.compat.shim import ModuleView, Original, shim
 
 
 def ignore_deprecations() -> None:
-    """Ignore FutureWarnings of fairseq's calls: they ask for changes of fairseq, which a user cannot make.
+    """Ignore FutureWarnings about fairseq's calls: they ask for changes to fairseq, which a user cannot make.
 
-    The filter matches fairseq's modules, and ours, which pass its calls on.
+    The filter matches fairseq's modules, and those of ``compat``, through which some of its calls pass.
     """
     for module in (r"fairseq(_cli)?(\.|$)", r"lightconv_plugin\.compat\."):
         warnings.filterwarnings("ignore", category=FutureWarning, module=module)
@@ -30,14 +30,14 @@ def import_speech_quietly() -> None:
 
 
 def compose_quietly() -> None:
-    """Ignore hydra's warnings of the way in which fairseq composes a configuration, which works."""
+    """Ignore hydra's warnings about the way in which fairseq composes a configuration, since it works."""
     from fairseq.dataclass import utils
 
     @shim(utils, "initialize")
     def initialize(original: Original, *args: Any, **kwargs: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # hydra looks for files beside the module that calls it: three frames up, with the two of the shim
+            # hydra looks for files beside the module that calls it, which is three frames up because of the shim
             return original(*args, caller_stack_depth=3, **kwargs)
 
     @shim(utils, "compose")
@@ -48,7 +48,7 @@ def compose_quietly() -> None:
 
 
 def normalise_weights_quietly() -> None:
-    """Ignore torch's advice to fairseq's convolutional models to normalise their weights by another function."""
+    """Ignore torch's advice to replace ``weight_norm``, which fairseq's convolutional models call."""
     from fairseq.models import fconv
     from torch import nn
 
@@ -61,7 +61,7 @@ def normalise_weights_quietly() -> None:
 
 
 def pin_memory_for_gpus_alone() -> None:
-    """Have fairseq's iterators ask for pinned memory only on a machine with a GPU; torch warns elsewhere."""
+    """Let fairseq's iterators use pinned memory only on a machine with a GPU, since torch warns on others."""
     from fairseq.data import iterators
 
     def data_loader(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def pin_memory_for_gpus_alone() -> None:
 def help_with_model_options() -> None:
     """List the options of ``--arch`` and ``--task`` in ``--help``, too.
 
-    fairseq's parser prints its help and ends before it has read which model is meant.
+    fairseq's parser prints its help and ends the process before it adds the options of the model.
     """
     from fairseq import options
 
@@ -96,10 +96,11 @@ def help_with_model_options() -> None:
 
 
 def block_ngrams_within_hypotheses() -> None:
-    """Have ``--no-repeat-ngram-size`` look at the tokens of the hypothesis, without fairseq's compiled extension.
+    """Make ``--no-repeat-ngram-size`` work without fairseq's compiled extension.
 
-    fairseq compares the end of its buffer, which is padding until the longest hypothesis, and so blocks nothing (its
-    issues 4709 and 5206). With size 1 it compares the whole hypothesis, and blocks nothing either.
+    fairseq compares n-grams with the end of its buffer in place of the end of the hypothesis. The buffer has room for
+    the longest hypothesis, so its end is padding, and nothing is blocked (fairseq's issues 4709 and 5206). With size 1
+    it compares the whole buffer, and blocks nothing either.
     """
     from fairseq.ngram_repeat_block import NGramRepeatBlock
 
@@ -108,17 +109,17 @@ def block_ngrams_within_hypotheses() -> None:
         original: Original, self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int
     ) -> Any:
         if self.no_repeat_ngram_size == 1:
-            # the first token starts the hypothesis, often with the end of sentence, which stays allowed
+            # not the first token, which is often the end of sentence: this must stay allowed
             return lprobs.scatter_(1, tokens[:, 1 : step + 1], -math.inf)
         return original(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
 def end_lines_at_line_feeds() -> None:
-    """Have ``fairseq-interactive --input FILE`` answer as many lines as there are line feeds.
+    """Let ``fairseq-interactive --input FILE`` end lines at line feeds only, and so print one answer for each line.
 
-    fairseq has ``fileinput`` read with universal newlines, and so takes a carriage return within a line for its end.
-    From standard input, and in scripts.translate, a line ends at a line feed. The global ``fileinput`` of the command's
-    own module is replaced when the command starts: ``python -m`` gives that module another name.
+    fairseq's ``fileinput`` reads with universal newlines, which take a carriage return within a line for its end. On
+    standard input, and in scripts.translate, a line ends at a line feed. The global ``fileinput`` is replaced when the
+    command starts, in the module of its ``main``, since ``python -m`` gives that module another name.
     """
     from fairseq.distributed import utils
 

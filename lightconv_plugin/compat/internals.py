@@ -1,4 +1,4 @@
-"""Parts of fairseq that have no public name: of its trainer and models, one function each."""
+"""Access to parts of fairseq's trainer and models that have no public name, one function for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOSS_SCALER = {
     "last_rescale": "_last_rescale_iter",
     "overflows": "_overflows_since_rescale",
 }
-"""The numbers of ``ops.fused.update.CONTROL`` that are attributes of fairseq's DynamicLossScaler, with their names."""
+"""Attributes of fairseq's DynamicLossScaler, by the names of their values in ``ops.fused.update.CONTROL``."""
 
 
 def set_seed(trainer: Any) -> None:
@@ -40,17 +40,17 @@ def log_update(trainer: Any, logged: dict[str, Any], sample_size: float, norm: T
 
 
 def first_batch(trainer: Any) -> Any:
-    """Return the first batch of the epoch, which fairseq keeps for processes that have none; or a word in its place."""
+    """Return the epoch's first batch, which fairseq keeps for processes without one; None or "DUMMY" if it has none."""
     return trainer._dummy_batch
 
 
 def use_model_itself(trainer: Any) -> None:
-    """Have the trainer call its model and criterion, not the wrappers that average gradients."""
+    """Let the trainer call its model and criterion themselves, without the wrappers that average gradients."""
     trainer._wrapped_model, trainer._wrapped_criterion = trainer.get_model(), trainer.get_criterion()
 
 
 def wrap_model_again(trainer: Any) -> None:
-    """Undo ``use_model_itself``: the trainer makes wrappers when it needs them."""
+    """Undo ``use_model_itself``. The trainer makes new wrappers when it needs them."""
     if trainer._wrapped_model is trainer.get_model():
         trainer._wrapped_model = trainer._wrapped_criterion = None
 
@@ -61,16 +61,16 @@ def is_at_end(epoch_iterator: Any) -> bool:
 
 
 def is_prepared_for_inference(model: Any) -> bool:
-    """Return True after ``prepare_for_inference_``, which fairseq's commands of generation call."""
+    """Return True after ``prepare_for_inference_``, which fairseq's commands for generation call."""
     return bool(getattr(model, "_is_generation_fast", False))
 
 
 @contextmanager
 def on_meta_device() -> Iterator[None]:
-    """Have models built on torch's meta device, which has no memory.
+    """Build models on torch's meta device, which allocates no memory.
 
-    fairseq's ConvTBC calls ``torch.Tensor``, which takes no notice of the default device: its module sees
-    ``torch.empty`` in that place until the context ends.
+    fairseq's ConvTBC calls ``torch.Tensor``, which ignores the default device. Until the context ends, its module calls
+    ``torch.empty`` instead.
     """
     from fairseq.modules import conv_tbc
 

@@ -1,6 +1,6 @@
 """Models as ``model.safetensors`` with ``config.json`` beside it: reading these formats runs no code.
 
-fairseq takes such a file wherever it takes a checkpoint: ``--path``, ``--finetune-from-model``, ``from_pretrained``.
+fairseq reads such a file wherever it reads a checkpoint: ``--path``, ``--finetune-from-model``, ``from_pretrained``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def settings_of(path: Path) -> Path:
 
 
 def write_safetensors(state: dict[str, Any], path: Path) -> None:
-    """Write the parameters of a checkpoint, as ``convert`` makes it, to ``path``, and its settings beside it.
+    """Write the parameters of a checkpoint that ``convert`` made to ``path``, and its settings beside it.
 
-    The format has no parameter under two names: the second name of a shared one is a reference in the settings.
+    The format cannot store a parameter under two names. The second name of a shared parameter is in the settings.
 
     Raises:
-        OSError: they cannot be written; each of the two files is complete or unchanged.
+        OSError: a file cannot be written. Each of the two files is complete or unchanged.
     """
     from safetensors.torch import save
 
@@ -45,7 +45,7 @@ def write_safetensors(state: dict[str, Any], path: Path) -> None:
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return the checkpoint that ``write_safetensors`` has written.
+    """Return the checkpoint that ``write_safetensors`` wrote.
 
     Raises:
         OSError, KeyError, ValueError, safetensors.SafetensorError: a file is missing, damaged or of another kind.
@@ -58,7 +58,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def load_safetensors() -> None:
-    """Read a checkpoint whose name ends in ``.safetensors`` in that format."""
+    """Let fairseq read a checkpoint in the safetensors format if its name ends in ``.safetensors``."""
     from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
 

@@ -1,7 +1,7 @@
-"""The two ways to change fairseq: a function is wrapped, or a module of fairseq sees another module than it imported.
+"""The two ways to change fairseq: wrap a function, or replace a module that one of fairseq's modules has imported.
 
-Both change attributes of fairseq's modules and classes alone. Python, numpy and torch stay as they are for everybody
-else in the process.
+Both change only attributes of fairseq's modules and classes. Python, numpy and torch do not change for other code in
+the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Original = Callable[..., Any]
 
 
 def shim(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Replace ``owner.name`` by the decorated function, which gets the original first, and then its arguments."""
+    """Replace ``owner.name`` by the decorated function, which gets the original before the arguments of a call."""
 
     def replace(wrapper: Callable[..., Any]) -> Callable[..., Any]:
         original = getattr(owner, name)
@@ -33,7 +33,7 @@ def shim(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
 
 class ModuleView(types.ModuleType):
-    """A module with some attributes replaced: what a global of a fairseq module names in place of the module itself."""
+    """A view of a module with some attributes replaced, for a global variable of one of fairseq's modules."""
 
     def __init__(self, module: types.ModuleType, **attributes: Any) -> None:
         super().__init__(module.__name__, module.__doc__)

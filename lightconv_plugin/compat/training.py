@@ -1,4 +1,4 @@
-"""Changes of fairseq's training: numpy 2, bfloat16 without a TPU, several processes on CPUs, the trainer's class."""
+"""Changes to fairseq's training: numpy 2, bfloat16 without a TPU, several processes on CPUs, the trainer's class."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lightconv_plugin.compat.shim import ModuleView, Original, shim
 
 
 def restore_numpy_names() -> None:
-    """Give fairseq's data modules the names that numpy removed: ``np.compat`` in 2.0, an argument's in 2.4.
+    """Give fairseq's data modules two names that numpy removed: ``np.compat`` in 2.0, and an argument in 2.4.
 
     fairseq uses ``np.compat.long``, which was ``int`` on Python 3, in TokenBlockDataset (``--sample-break-mode eos``)
-    and in LanguagePairDataset (``--num-batch-buckets``). The bounds of the buckets come from
+    and in LanguagePairDataset (``--num-batch-buckets``). It computes the bounds of the buckets by
     ``np.percentile(interpolation=...)``.
     """
     from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
@@ -36,15 +36,15 @@ def restore_numpy_names() -> None:
 def train_in_bfloat16_without_tpu() -> None:
     """Let ``--bf16`` train on a GPU or CPU.
 
-    fairseq's command line takes ``--bf16`` to mean a TPU, then fails for want of torch_xla. This is undone where flags
-    are read, so that all that follows, such as the launch of several processes, sees the options as they were meant.
+    fairseq's parser sets ``--tpu`` if ``--bf16`` is set, and then fails without torch_xla. This resets ``--tpu`` where
+    flags are parsed, so that all later code, such as the launch of several processes, sees the right options.
     """
     from fairseq import options
 
     @shim(options, "parse_args_and_arch")
     def parse_without_tpu(original: Original, *args: Any, **kwargs: Any) -> Any:
         parsed = original(*args, **kwargs)
-        # with parse_known, the unknown words come beside the flags
+        # with parse_known, the result is a tuple of the flags and the unknown arguments
         flags = parsed[0] if isinstance(parsed, tuple) else parsed
         if getattr(flags, "bf16", False) and getattr(flags, "tpu", False):
             flags.tpu = False
@@ -52,9 +52,10 @@ def train_in_bfloat16_without_tpu() -> None:
 
 
 def check_task_and_criterion() -> None:
-    """End ``fairseq-train`` with a sentence where the task or the criterion does not fit the model.
+    """End ``fairseq-train`` with a message if the task or the criterion does not fit the model.
 
-    The sentence names flags that fit. fairseq fails as it merges its configurations, or within the first backward pass.
+    The message names flags that fit. Without it, fairseq would fail while it merges its configurations, or in the first
+    backward pass.
     """
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY, FairseqLanguageModel
@@ -62,7 +63,7 @@ def check_task_and_criterion() -> None:
     from fairseq.models.lstm import LSTMModel
     from fairseq.models.lstm_lm import LSTMLanguageModel
 
-    # they use cut-offs, which some have by default, with --criterion adaptive_loss alone
+    # they use their cut-offs, which some have by default, only with --criterion adaptive_loss
     adaptive_by_criterion = (FConvLanguageModel, LSTMLanguageModel, LSTMModel)
 
     @shim(options, "parse_args_and_arch")
@@ -87,7 +88,7 @@ def check_task_and_criterion() -> None:
             fitting["criterion"] = "cross_entropy"
         if missing := [f"--{flag} {name}" for flag, name in fitting.items() if name != getattr(parsed, flag)]:
             sys.exit(
-                f"error: {parsed.arch} is {'a' if is_language_model else 'no'} language model, with "
+                f"error: {parsed.arch} is {'a' if is_language_model else 'not a'} language model, with "
                 f"{'an' if is_adaptive else 'no'} adaptive softmax; got --task {parsed.task} and --criterion "
                 f"{parsed.criterion}. Add to the command: {' '.join(missing)}"
             )
@@ -101,8 +102,8 @@ def _runs_on_cpu(cfg: Any) -> bool:
 def train_data_parallel_on_cpu() -> None:
     """Let ``torchrun --nproc_per_node N -m fairseq_cli.train ... --cpu`` train one model.
 
-    fairseq counts GPUs: without one it divides by zero, starts N separate trainings or trains nothing, uses NCCL, and
-    gives a GPU number to DistributedDataParallel. Runs on GPUs stay as they are, and so does SLURM's launching.
+    fairseq counts GPUs. Without one it divides by zero, starts N separate trainings or trains nothing, uses NCCL, and
+    passes a GPU's index to DistributedDataParallel. Training on GPUs and processes that SLURM launches do not change.
     """
     from fairseq.distributed import utils
     from fairseq.models import distributed_fairseq_model
@@ -121,7 +122,7 @@ def train_data_parallel_on_cpu() -> None:
             is_parallel = settings.distributed_init_method is not None or settings.distributed_world_size > 1
             if is_parallel and not settings.distributed_no_spawn and "SLURM_JOB_ID" not in os.environ:
                 raise RuntimeError(
-                    "on CPUs fairseq-train starts no processes itself, and would train nothing: start them with "
+                    "fairseq-train starts no processes itself on CPUs, so it would train nothing: start them with "
                     "torchrun --nproc_per_node N -m fairseq_cli.train ... --cpu"
                 )
         return original(cfg, main, **kwargs)
@@ -136,8 +137,8 @@ def train_data_parallel_on_cpu() -> None:
 def divide_by_the_loss_scale_once() -> None:
     """Divide the gradients of ``--amp`` on a GPU by the loss scale once, not twice.
 
-    fairseq has torch's scaler divide the gradients of the optimizer that it wraps, and then make a step of the wrapper.
-    The scaler takes that for another optimizer, and divides again.
+    fairseq passes the wrapped optimizer to torch's scaler, which divides the gradients, and then the wrapper, for the
+    update. The scaler takes the wrapper for another optimizer, and divides again.
     """
     from fairseq.optim.amp_optimizer import AMPOptimizer
 
@@ -148,9 +149,9 @@ def divide_by_the_loss_scale_once() -> None:
 
 
 def refuse_lost_trainings() -> None:
-    """Refuse ``python -O``, without whose asserts fairseq writes no checkpoint_last.pt and no checkpoint_best.pt.
+    """Refuse ``python -O``, which skips the assert in which fairseq writes checkpoint_last.pt and checkpoint_best.pt.
 
-    Refuse processes that torchrun started of fairseq-hydra-train on CPUs, too: each would train a model of its own.
+    Also refuse fairseq-hydra-train under torchrun on CPUs, where each process would train a separate model.
     """
     from fairseq.trainer import Trainer
 
@@ -158,14 +159,14 @@ def refuse_lost_trainings() -> None:
     def check(original: Original, self: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         if not __debug__:
             raise RuntimeError(
-                "python -O leaves out asserts, in one of which fairseq writes checkpoint_last.pt and "
-                "checkpoint_best.pt: train without -O (and without PYTHONOPTIMIZE)"
+                "python -O leaves out asserts, and fairseq writes checkpoint_last.pt and checkpoint_best.pt within "
+                "one: train without -O (and without PYTHONOPTIMIZE)"
             )
         processes, prefix = int(os.environ.get("WORLD_SIZE", 1)), "distributed_training.distributed_"
         is_alone = hasattr(cfg, "common") and _runs_on_cpu(cfg) and cfg.distributed_training.distributed_world_size == 1
         if processes > 1 and is_alone:
             raise RuntimeError(
-                f"torchrun started {processes} processes, but each was about to train a model of its own. Give "
+                f"torchrun started {processes} processes, but each would train a separate model. Add to the command: "
                 f"{prefix}init_method=env:// {prefix}no_spawn=true {prefix}world_size={processes} {prefix}backend=gloo "
                 f"'{prefix}rank=${{oc.env:RANK}}'"
             )
@@ -173,7 +174,7 @@ def refuse_lost_trainings() -> None:
 
 
 def add_flag(name: str, help_text: str) -> None:
-    """Give fairseq-train a flag, and its configuration the field ``optimization.NAME``, which is False by default."""
+    """Add a flag to fairseq-train, and the field ``optimization.NAME`` to its configuration, False by default."""
     from fairseq.dataclass.configs import OptimizationConfig
     from fairseq.dataclass.initialize import hydra_init
 
@@ -184,20 +185,20 @@ def add_flag(name: str, help_text: str) -> None:
     field.name, field.type, field._field_type = name, bool, fields["lr"]._field_type
     setattr(OptimizationConfig, name, False)
     fields[name], OptimizationConfig.__annotations__[name] = field, bool
-    hydra_init()  # which has read the fields before
+    hydra_init()  # again, since hydra has read the fields already
 
 
 def make_trainers(flag: str, kind: type[Any]) -> None:
-    """Have fairseq's programs make a ``kind``, a subclass of ``Trainer``, for a ``Trainer`` where a flag asks for it.
+    """Make ``Trainer(...)`` return a ``kind``, which is a subclass of ``Trainer``, if a flag is set.
 
-    The class chooses, and not the name in ``fairseq_cli.train``: ``python -m fairseq_cli.train``, as torchrun starts
-    it, has a name of its own.
+    This changes the class, and not the name ``Trainer`` in ``fairseq_cli.train``, since torchrun runs
+    ``python -m fairseq_cli.train``, where that module has another name.
     """
     from fairseq.trainer import Trainer
 
     def choose(cls: type[Trainer], cfg: Any, *args: Any, **kwargs: Any) -> Trainer:
-        is_asked_for = cls is Trainer and getattr(getattr(cfg, "optimization", cfg), flag, False)
-        trainer: Trainer = object.__new__(kind if is_asked_for else cls)
+        is_set = cls is Trainer and getattr(getattr(cfg, "optimization", cfg), flag, False)
+        trainer: Trainer = object.__new__(kind if is_set else cls)
         return trainer
 
     Trainer.__new__ = staticmethod(choose)

@@ -1,4 +1,4 @@
-"""Losses of fairseq's, in less time."""
+"""fairseq's losses, computed in less time."""
 
 from lightconv_plugin.criterions import label_smoothed_cross_entropy
 

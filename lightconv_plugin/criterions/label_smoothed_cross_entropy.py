@@ -1,7 +1,7 @@
 """``--criterion pla_label_smoothed_cross_entropy``: fairseq's label_smoothed_cross_entropy in less time.
 
-The same loss, options and logs, for fairseq's own models too. On CPUs and GPUs the logits are read twice and the
-gradient written once, instead of some ten passes over tensors of their size.
+The loss, options and logs are the same, and fairseq's own models are supported, too. On CPUs and GPUs, the logits are
+read twice and the gradient is written once, instead of about ten passes over tensors of their size.
 """
 
 from typing import Any
@@ -23,17 +23,17 @@ class PlaLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's criterion, computed from the logits where that is possible."""
 
     def forward(self, model: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """As fairseq's, without the weights of the last layer's attention to the source, which nothing here reads."""
+        """Compute fairseq's loss, without the attention weights of the decoder's last layer, which it does not need."""
         if type(model).forward is TransformerModelBase.forward:
             no_layer = {"alignment_layer": -1}
             sample = {**sample, "net_input": {**sample["net_input"], **no_layer}}
         return super().forward(model, sample, reduce=reduce)
 
     def compute_loss(self, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True) -> Any:
-        """The loss and -log p(target), each summed over the target words of a batch, padding left out.
+        """Return the loss and -log p(target), each summed over the target words of a batch, without padding.
 
-        fairseq computes what an adaptive softmax or a model's own probabilities give, a loss for each word
-        (``reduce=False``), and what lies on devices for which the library has no kernel.
+        fairseq's implementation runs for an adaptive softmax, for a model that computes probabilities in its own way,
+        for a loss per word (``reduce=False``), and on devices for which the library has no kernel.
         """
         plain = has_plain_softmax(model) and getattr(model.decoder, "adaptive_softmax", None) is None
         if not plain or not reduce or not ops.backend.has_kernel("smoothed_nll", net_output[0].device.type):

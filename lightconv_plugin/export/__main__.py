@@ -1,12 +1,17 @@
-"""Write a trained model as graphs that run without this plugin, fairseq and torch: by onnxruntime.
+"""Export a trained model as ONNX graphs that run in onnxruntime, without this plugin, fairseq or torch.
 
     python -m lightconv_plugin.export CHECKPOINT OUT
 
-OUT is a new folder: the encoder and one decoding step for any number of sentences, beams and words, in float32, as
-ONNX; as *.int8.onnx the same with the weights of linear layers in 8 bits; the words of the dictionaries; manifest.json,
-which has their special tokens and the step's first state; and decode.py, a beam search with numpy and
-onnxruntime alone. It appears when it is whole, and computes what the model does. Of a language model there is the step
-alone. It takes and gives text in units, as the dictionaries have them.
+OUT is a new folder. It appears when it is complete and its graphs give the results of the model. It contains:
+
+    encoder.onnx, step.onnx     the encoder and one decoding step in float32, for any number of sentences, any beam size
+                                and any length; a language model has no encoder
+    *.int8.onnx                 the same graphs with the weights of linear layers in 8 bits
+    source.txt, target.txt      the entries of the dictionaries; a language model has no source
+    manifest.json               the special tokens, and the shapes of the step's first state
+    decode.py                   a beam search with numpy and onnxruntime only, as an example
+
+Input and output are subwords, as in the dictionaries, not plain text.
 """
 
 import argparse
@@ -33,15 +38,16 @@ from lightconv_plugin.export.graphs import Encoder, Step
 from lightconv_plugin.models.hub import PluginModel
 from lightconv_plugin.ops.files import whole_folder
 
-# of log-probabilities: rounding in other orders gives some 1e-6 of the largest
+# The largest allowed error of log-probabilities, relative to the largest of them. Rounding in another order gives
+# about 1e-6.
 LIMIT = 1e-4
-# of the same in int8: more than rounding to 8 bits explains
+# The same for int8. Rounding to 8 bits gives less.
 INT8_LIMIT = 0.2
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a graph; a dimension is a number, or the name of one that may change."""
+    """An input of a graph. A dimension is a number, or a name if its size may change."""
 
     name: str
     type: torch.dtype
@@ -50,7 +56,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Graph:
-    """A module, what it takes, and the names of what it gives, in order."""
+    """A module, its inputs, and the names of its outputs, in order."""
 
     module: nn.Module
     inputs: list[Input]
@@ -58,24 +64,25 @@ class Graph:
 
 
 def load(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
-    """Read a model for generation, and its task.
+    """Load a model for generation. Return it and its task.
 
     Raises:
-        compat.CheckpointError: no model of this plugin; damaged, not readable, or refused for the types in it.
-        OSError: no such file, or no dictionary.
+        compat.CheckpointError: the checkpoint holds no model of this plugin, is damaged or not readable, or is refused
+            because of the types in it.
+        OSError: the checkpoint or a dictionary does not exist.
     """
-    # neither changes what a trained model computes
+    # neither option changes the results of a trained model
     overrides: dict[str, Any] = {"conv_backend": "reference", "checkpoint_activations": False}
     if data is not None:
         overrides["data"] = str(data)
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
     if not isinstance(model, PluginModel):
-        raise CheckpointError(f"it is a {type(model).__name__} of fairseq's; expected a model of this plugin")
+        raise CheckpointError(f"its model is a {type(model).__name__}; expected a model of this plugin")
     return model.float().eval().requires_grad_(False), task
 
 
 def graphs_of(model: Any) -> dict[str, Graph]:
-    """The graphs that decoding needs of a model, by name.
+    """Return the graphs that decoding needs, by name: "step", and "encoder" unless it is a language model.
 
     Raises:
         compat.CheckpointError: the model has parts that cannot be exported.
@@ -103,11 +110,11 @@ def graphs_of(model: Any) -> dict[str, Graph]:
 
 
 def export(model: Any, task: Any, out: Path) -> None:
-    """Write ``out``, whole or not at all, after a comparison with the model.
+    """Write the folder ``out``, and compare its graphs with the model. If they differ, nothing is left.
 
     Raises:
-        compat.CheckpointError: what was written computes something else, or the model cannot be exported.
-        OSError: ``out`` is there already, or cannot be written.
+        compat.CheckpointError: the results of the graphs differ from the model's, or the model cannot be exported.
+        OSError: ``out`` exists already, or cannot be written.
     """
     with whole_folder(out) as folder, _quiet():
         graphs = graphs_of(model)
@@ -127,10 +134,11 @@ def export(model: Any, task: Any, out: Path) -> None:
 
 
 def save(graph: Graph, path: Path) -> None:
-    """Write a graph to a file, for any sizes of the dimensions that have names."""
-    sizes = {"sentences": 3, "length": 7, "beam": 2, "previous": 5, "past": 4}  # no two alike, or they would be one
+    """Write a graph to a file. Its dimensions that have names can have any size."""
+    # all sizes differ, since equal sizes would become one dimension
+    sizes = {"sentences": 3, "length": 7, "beam": 2, "previous": 5, "past": 4}
     shapes = tuple({n: size for n, size in enumerate(entry.shape) if isinstance(size, str)} for entry in graph.inputs)
-    fixed = 1 if isinstance(graph.module, Encoder) else 3  # the step takes its source and states as *given
+    fixed = 1 if isinstance(graph.module, Encoder) else 3  # the step has the source and the states in *tensors
     nested = shapes if len(shapes) == fixed else (*shapes[:fixed], shapes[fixed:])
     examples = tuple(
         torch.zeros([size if isinstance(size, int) else sizes[size] for size in entry.shape], dtype=entry.type)
@@ -149,10 +157,10 @@ def save(graph: Graph, path: Path) -> None:
 
 
 def save_int8(graph: Path, path: Path) -> None:
-    """Write a copy of a graph with the weights of its products in 8 bits, a scale for each output.
+    """Write a copy of a graph in which the weights of matrix products have 8 bits, with one scale for each output.
 
-    Weights are unsigned: onnxruntime's kernels for AVX2 add products of unsigned and signed numbers in 16 bits, which
-    overflow.
+    The weights are unsigned, since onnxruntime's AVX2 kernels for signed weights add products of two 8-bit numbers in
+    16 bits, which can overflow.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -161,7 +169,10 @@ def save_int8(graph: Path, path: Path) -> None:
 
 
 def manifest_of(model: Any, task: Any, graphs: dict[str, Graph]) -> dict[str, Any]:
-    """Facts that a search needs beside the graphs; ``states``: the length and width of each before the first step."""
+    """Return what a search needs in addition to the graphs: special tokens, longest lengths, inputs and states.
+
+    ``states`` has the length and the width of each state before the first step.
+    """
     target = task.target_dictionary
     starts_with_bos = bool(getattr(getattr(task, "args", None), "add_bos_token", False))
     step: Any = graphs["step"].module
@@ -188,14 +199,15 @@ def compare(
 ) -> None:
     """Compare an exported model's steps with the model's log-probabilities of whole targets.
 
-    They may differ by ``limit`` times the largest.
+    The words are random. They include none of fairseq's four special symbols, except for padding at the end of the
+    first source. Hypotheses are reordered at every step.
 
-    Words are drawn, none of fairseq's own four; the first source ends in padding; hypotheses change places at every
-    step.
+    Raises:
+        compat.CheckpointError: an error is larger than ``limit`` times the largest log-probability.
     """
     draw = np.random.default_rng(1)
     manifest = exported.manifest
-    given: dict[str, Any] = {}
+    decoder_arguments: dict[str, Any] = {}
     source: dict[str, Any] = {}
     if manifest["source"]:
         length = min(length, manifest["max_source"])
@@ -203,55 +215,55 @@ def compare(
         words[0, length - length // 3 :] = manifest["pad"]
         source = exported.encode(words)
         tokens = torch.from_numpy(words).repeat_interleave(beam, 0)
-        given["encoder_out"] = model.encoder(tokens, src_lengths=tokens.ne(manifest["pad"]).sum(1))
+        decoder_arguments["encoder_out"] = model.encoder(tokens, src_lengths=tokens.ne(manifest["pad"]).sum(1))
     history = np.full((sentences * beam, 0), 0)
     state = exported.start(sentences)
     shape = (sentences, beam)
     parents: np.ndarray = np.arange(sentences).repeat(beam)
     for position in range(min(steps, manifest["max_target"])):
-        if position > 0:  # each continues one of its own sentence
+        if position > 0:  # each hypothesis continues a random one of its sentence
             parents = (draw.integers(beam, size=shape) + beam * np.arange(sentences)[:, None]).reshape(-1)
             history = history[parents]
         newest = draw.integers(4, len(task.target_dictionary), (sentences * beam, 1))
         history = np.concatenate([history, newest], axis=1)
         got, state = exported.step(newest.reshape(shape), parents.reshape(shape), position, source, state)
-        output = model.decoder(torch.from_numpy(history), **given)
+        output = model.decoder(torch.from_numpy(history), **decoder_arguments)
         expected = model.get_normalized_probs(output, log_probs=True)[:, -1].numpy().reshape(got.shape)
         error = np.abs(got - expected).max() / np.abs(expected).max()
         if not error <= limit:
             raise CheckpointError(
-                f"at position {position} its exported step is {error:.1e} of the largest log-probability away from the "
-                f"model; expected at most {limit:.0e}. This is a fault of the export: report it"
+                f"at position {position} the exported step differs from the model by {error:.1e} of the largest "
+                f"log-probability; expected at most {limit:.0e}. This is a fault of the export: report it"
             )
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Record no gradients, and keep what reports each of its steps quiet."""
+    """Record no gradients, and hide warnings and log messages about the steps of the export."""
     logging.disable(logging.WARNING)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of names that it gives itself
+            warnings.simplefilter("ignore")  # torch's, about names that it chose itself
             yield
     finally:
         logging.disable(logging.NOTSET)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command; ends the process with a sentence and status 1 where it refuses."""
+    """Run the command. End the process with a message and status 1 if the model cannot be exported."""
     parser = argparse.ArgumentParser(
         prog="python -m lightconv_plugin.export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a model's file")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="checkpoint of the model")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder to write; it must not exist")
     parser.add_argument("--data", metavar="DIR", type=Path, help="folder of the dictionaries (default: as in training)")
-    given = parser.parse_args(arguments)
-    with refusing(f"export {given.checkpoint}"):
-        model, task = load(given.checkpoint, given.data)
-        export(model, task, given.out)
-    print(f"wrote {given.out}; its steps give the log-probabilities of the {type(model).__name__}")
+    options = parser.parse_args(arguments)
+    with refusing(f"export {options.checkpoint}"):
+        model, task = load(options.checkpoint, options.data)
+        export(model, task, options.out)
+    print(f"wrote {options.out}; its log-probabilities are those of the {type(model).__name__}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Translate by an exported model, as an example: a beam search with numpy and onnxruntime alone.
+"""Translate with an exported model: an example of a beam search with numpy and onnxruntime only.
 
-    python OUT/decode.py [--beam N] [--max-len-b N] [--precision int8] < units > translations
+    python OUT/decode.py [--beam N] [--max-len-b N] [--precision int8] < subwords > translations
 
-A line is a sentence in units, words that the model's dictionaries know, and its translation is one too. The hypotheses
-are those of fairseq-generate with its other options as they are by default. In int8 the weights of linear layers are
-rounded to 8 bits, and their inputs in each step; scores differ a little.
+Each line is a sentence in subwords, as in the model's dictionary, and so is its translation. The hypotheses are those
+of fairseq-generate with the same --beam and --max-len-b, and its defaults for all other options. In int8 the weights of
+linear layers are rounded to 8 bits, and in each step also their inputs; scores differ a little.
 """
 
 import argparse
@@ -18,11 +18,11 @@ Arrays = dict[str, np.ndarray]  # by the names of the graphs' inputs
 
 
 class Model:
-    """Files of an export: ``manifest.json``, and the graphs as sessions of onnxruntime.
+    """An exported model: ``manifest.json``, and the graphs as sessions of onnxruntime.
 
     Args:
-        folder: the export.
-        precision: fp32, or int8 for the graphs that have it in their names.
+        folder: the folder of the export.
+        precision: "fp32", or "int8" for the graphs with weights in 8 bits.
 
     Raises:
         FileNotFoundError: the export has no graphs in this precision.
@@ -44,15 +44,15 @@ class Model:
         }
 
     def run(self, graph: str, inputs: Arrays) -> list[np.ndarray]:
-        """The outputs of a graph, in order."""
+        """Return the outputs of a graph, in order."""
         return self.graphs[graph].run(None, inputs)
 
     def encode(self, tokens: np.ndarray) -> Arrays:
-        """(B, S) tokens, padded at the end, to what the steps read of them."""
+        """Encode tokens (B, S), padded at the end. Return the inputs of each step that depend on the source only."""
         return dict(zip(self.manifest["source"], self.run("encoder", {"tokens": tokens}), strict=True))
 
     def start(self, sentences: int) -> Arrays:
-        """The state before the first step."""
+        """Return the state before the first step."""
         states = self.manifest["states"].items()
         return {name: np.zeros((length, sentences, width), dtype=np.float32) for name, (length, width) in states}
 
@@ -62,11 +62,12 @@ class Model:
         """Take one step.
 
         Args:
-            tokens: (B, beam), the newest of each hypothesis.
-            parents: (B, beam), the place among the last step's hypotheses of the one that each continues.
-            position: how many tokens a hypothesis has before the newest.
-            source: as ``encode`` gives it; empty for a language model.
-            state: as ``start`` or the last step gave it.
+            tokens: (B, beam), the newest token of each hypothesis.
+            parents: (B, beam), for each hypothesis the index of the one that it continues, among all hypotheses of the
+                previous step.
+            position: number of tokens before the newest one.
+            source: the result of ``encode``; empty for a language model.
+            state: the state from ``start`` or the previous step.
 
         Returns:
             log-probabilities (B, beam, V) of the next token, and the next step's state.
@@ -77,7 +78,7 @@ class Model:
 
 
 def search(model: Model, source_tokens: list[int], beam: int, max_len: int) -> list[tuple[float, list[int]]]:
-    """Search the ``beam`` best hypotheses of a source; their mean log-probabilities and tokens, the best first."""
+    """Return the ``beam`` best translations of a source, best first: mean log-probabilities and tokens."""
     pad, eos, first, longest = (model.manifest[name] for name in ("pad", "eos", "first", "max_target"))
     longest = min(max_len, longest - 1)
     source, state = model.encode(np.array([source_tokens])), model.start(1)
@@ -92,7 +93,7 @@ def search(model: Model, source_tokens: list[int], beam: int, max_len: int) -> l
         if step == longest:
             log_probs[:, np.arange(log_probs.shape[1]) != eos] = -np.inf
         totals = (scores[:, None] + log_probs).reshape(-1)
-        best = np.argsort(-totals, kind="stable")[: 2 * beam]  # half of them may end
+        best = np.argsort(-totals, kind="stable")[: 2 * beam]  # at most half of them end a hypothesis
         rows, words = np.divmod(best, log_probs.shape[1])
         ends = (words == eos) & (totals[best] > -np.inf)
         for i in np.flatnonzero(ends[:beam])[: beam - len(finished)]:
@@ -107,9 +108,11 @@ def search(model: Model, source_tokens: list[int], beam: int, max_len: int) -> l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--beam", type=int, default=5, help="hypotheses of a sentence (default: 5)")
-    parser.add_argument("--max-len-b", type=int, default=200, help="words of a hypothesis at most (default: 200)")
-    parser.add_argument("--precision", choices=("fp32", "int8"), default="fp32", help="of products (default: fp32)")
+    parser.add_argument("--beam", type=int, default=5, help="number of hypotheses per sentence (default: 5)")
+    parser.add_argument("--max-len-b", type=int, default=200, help="largest length in subwords (default: 200)")
+    parser.add_argument(
+        "--precision", choices=("fp32", "int8"), default="fp32", help="precision of matrix products (default: fp32)"
+    )
     options = parser.parse_args()
     for flag, value in (("--beam", options.beam), ("--max-len-b", options.max_len_b)):
         if value < 1:
@@ -121,6 +124,8 @@ def main() -> None:
     except FileNotFoundError as error:
         sys.exit(f"error: {error}")
     about = model.manifest
+    if "encoder" not in model.graphs:
+        sys.exit(f"error: {folder} is a language model, which translates nothing; compute its scores with `Model.step`")
     source, target = ((folder / f"{side}.txt").read_text(encoding="utf-8").split("\n") for side in ("source", "target"))
     numbers = {word: number for number, word in enumerate(source)}
     warned = False
@@ -128,17 +133,17 @@ def main() -> None:
         words = [numbers.get(word, about["unk"]) for word in text.split()]
         unknown = words.count(about["unk"])
         if not warned and len(words) > 1 and 2 * unknown > len(words):
-            warned = True  # once: of plain text it is true of most lines
+            warned = True  # warn once, since most lines of plain text have this problem
             print(
-                f"line {line}: the model does not know {unknown} of its {len(words)} words. It takes text in units: "
-                "cut it first, by `subword-nmt apply-bpe` or sentencepiece, with the model's own file",
+                f"line {line}: the model does not know {unknown} of its {len(words)} words. It expects subwords: "
+                "split the text first, by `subword-nmt apply-bpe` or sentencepiece, with the file of the model",
                 file=sys.stderr,
                 flush=True,
             )
         tokens = [*words, about["eos"]]
         if len(tokens) > about["max_source"]:
             most = about["max_source"] - 1
-            sys.exit(f"error: line {line} has {len(tokens) - 1} units; the model takes {most} at most")
+            sys.exit(f"error: line {line} has {len(tokens) - 1} subwords; the model takes at most {most}")
         (_, best), *_ = search(model, tokens, options.beam, options.max_len_b)
         print(" ".join(target[token] for token in best if token not in (about["bos"], about["eos"])), flush=True)
 

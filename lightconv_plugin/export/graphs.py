@@ -1,6 +1,7 @@
-"""The two graphs of decoding: the encoder, and one step of the decoder whose state comes in and goes out.
+"""The two graphs of decoding: the encoder, and one step of the decoder, whose state is an input and an output.
 
-They call the model's own modules; of embeddings of positions, which read the values of a tensor, the table alone.
+They call the model's own modules. Only position embeddings are read from their table instead, since fairseq's modules
+depend on the values of a tensor, which a graph cannot.
 """
 
 import copy
@@ -19,16 +20,16 @@ from lightconv_plugin.modules.window import IncrementalState, StepByStep
 
 @dataclass(frozen=True)
 class State:
-    """A tensor (length, N, width) that a decoder keeps from step to step, for its N hypotheses."""
+    """A tensor (length, N, width) that a decoder keeps from step to step for its N hypotheses."""
 
     module: StepByStep
-    part: str  # of the module's entry in fairseq's incremental state
-    length: int | None  # of zeros before the first step; None: nothing then, and each step adds one
+    part: str  # key in the module's entry of the incremental state
+    length: int | None  # constant; None if each step adds 1, starting from 0
     width: int
 
 
 class Encoder(nn.Module):
-    """(B, S) tokens to everything that the steps read of the source."""
+    """Graph of the encoder: computes everything that the decoding steps read of the source."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class Encoder(nn.Module):
         self.source: Any = nn.ModuleList(layer.encoder_attn for layer in model.decoder.layers)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
-        """Give the padding (B, S), then each layer's keys and values (B, S, C)."""
+        """Return the padding mask (B, S), then each decoder layer's keys and values (B, S, C), from tokens (B, S)."""
         out = self.encoder(tokens)
         (source,), (padding,) = out["encoder_out"], out["encoder_padding_mask"]
         entries = [attention.read(source, padding, None, {}) for attention in self.source]
@@ -46,7 +47,7 @@ class Encoder(nn.Module):
 
 
 class Positions(nn.Module):
-    """Embeddings of positions, read from a table of a fixed length."""
+    """Position embeddings, read from a table of fixed length."""
 
     table: Tensor
 
@@ -58,46 +59,47 @@ class Positions(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) tokens to (B, T, C), counted without padding."""
+        """Return the embeddings (B, T, C) of the positions of tokens (B, T). Padding is not counted."""
         real = tokens.ne(self.padding_idx).long()
         return F.embedding(real.cumsum(1) * real + self.padding_idx, self.table)
 
 
 class Step(nn.Module):
-    """The newest token of each hypothesis to log-probabilities of the next, and the next step's state."""
+    """Graph of a decoding step: computes the log-probabilities of the next token, and the state of the next step."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.decoder: Any = copy.deepcopy(model.decoder)
         self.states = [state for module in self.decoder.stateful for state in _states(module)]
 
-    def forward(self, tokens: Tensor, parents: Tensor, position: Tensor, *given: Tensor) -> list[Tensor]:
+    def forward(self, tokens: Tensor, parents: Tensor, position: Tensor, *tensors: Tensor) -> list[Tensor]:
         """Take one step.
 
         Args:
             tokens: (B, beam), the newest token of each hypothesis; the hypotheses of a sentence follow each other.
-            parents: (B, beam), the place among the last step's N hypotheses of the one that each continues.
-            position: (1,), how many tokens a hypothesis has before the newest.
-            given: what ``Encoder`` gives, nothing for a language model; then the ``states``, (length, N, width). In
-                the first step N is B, and the states are zero.
+            parents: (B, beam), for each hypothesis the index of the one that it continues, among the N hypotheses of
+                the previous step.
+            position: (1,), number of tokens before the newest one.
+            tensors: the outputs of ``Encoder``, except for a language model; then the ``states``, (length, N, width).
+                In the first step N is B, and the states are zero.
 
         Returns:
-            log-probabilities (B, beam, V), then the states (length, B * beam, width).
+            Log-probabilities (B, beam, V), then the states (length, B * beam, width).
         """
         decoder, kept = self.decoder, IncrementalState()
-        if count := len(given) - len(self.states):
-            padding, *pairs = given[:count]
+        if count := len(tensors) - len(self.states):
+            padding, *pairs = tensors[:count]
             sentence = torch.arange(tokens.shape[0], device=tokens.device).unsqueeze(1).expand_as(tokens).reshape(-1)
             for layer, keys, values in zip(decoder.layers, pairs[::2], pairs[1::2], strict=True):
                 source = {"keys": keys, "values": values, "padding": padding, "sentence": sentence}
                 layer.encoder_attn.set_incremental_state(kept, source)
-        for state, tensor in zip(self.states, given[count:], strict=True):
+        for state, tensor in zip(self.states, tensors[count:], strict=True):
             entry = state.module.get_incremental_state(kept) or {}
             state.module.set_incremental_state(kept, entry | {state.part: tensor.index_select(1, parents.reshape(-1))})
         output = decoder.step(tokens.reshape(-1, 1), position, kept)
         log_probs = decoder.get_normalized_probs((output,), log_probs=True)
-        after = [state.module.get_incremental_state(kept)[state.part] for state in self.states]
-        return [log_probs.reshape(*tokens.shape, log_probs.shape[-1]), *after]
+        states = [state.module.get_incremental_state(kept)[state.part] for state in self.states]
+        return [log_probs.reshape(*tokens.shape, log_probs.shape[-1]), *states]
 
 
 def _states(module: Any) -> list[State]:
@@ -113,6 +115,6 @@ def _states(module: Any) -> list[State]:
         case SelfAttention(window_size=None):  # keys and values
             return [State(module, "inputs", None, 2 * module.k_proj.out_features)]
     raise CheckpointError(
-        f"a {type(module).__name__} of its decoder keeps a state that is not exported; expected convolutions, average "
-        "attention, or attention to all positions (of baselines, attention within a window is not exported)"
+        f"a {type(module).__name__} of its decoder keeps a state that is not exported; expected convolutions, averaged "
+        "attention, or self-attention to all positions (self-attention within a window cannot be exported)"
     )

@@ -1,7 +1,7 @@
-"""fairseq's side: options, blocks, models, architectures. Importing the package registers these with fairseq.
+"""Options, blocks, models and architectures for fairseq. Importing this package registers them with fairseq.
 
-A program imports ``lightconv_plugin.register``, or a model from ``lightconv_plugin``: that also registers the tasks and
-criterions, and applies what fairseq needs on today's torch (``compat``).
+A program should import ``lightconv_plugin.register``, or a model from ``lightconv_plugin``. This also registers the
+tasks and criterions, and makes the changes that fairseq needs to run with current torch (``compat``).
 """
 
 from lightconv_plugin.models import architectures, encoder_decoder, language_model

@@ -1,7 +1,8 @@
-"""Named architectures: every model of the paper's tables. Each states only what differs from the one it derives from.
+"""Named architectures: every model of the paper's tables. Each states only its differences from the one it is based on.
 
-The self-attention baselines are among them. fairseq's own Transformer is no longer the one of the paper: since March
-2020 (commit 73e1f683) its feed-forward networks start with PyTorch's weights, where the paper's models had Xavier's.
+They include the self-attention baselines, since fairseq's own Transformer is no longer the one of the paper. Since
+March 2020 (commit 73e1f683) its feed-forward networks have PyTorch's default initialisation; the paper's models had
+Xavier's.
 """
 
 from typing import Any
@@ -15,12 +16,12 @@ Values = dict[str, Any]
 
 
 def both(**options: Any) -> Values:
-    """The same options for the encoder and the decoder."""
+    """Return the same options for the encoder and the decoder."""
     return {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in options.items()}
 
 
 def size(*, embed_dim: int, ffn_embed_dim: int, heads: int) -> Values:
-    """Widths and heads; a decoder is as wide as its encoder unless the user says otherwise."""
+    """Return widths and heads. A decoder is as wide as its encoder unless the user sets its width."""
     widths = {"encoder_embed_dim": embed_dim, "encoder_ffn_embed_dim": ffn_embed_dim}
     return {**widths, **both(attention_heads=heads)}
 
@@ -38,7 +39,7 @@ WMT: Values = {
     "dropout": 0.3,
     "share_all_embeddings": True,
 }
-# Table 1 prints 202M for LightConv, which its GLU in the encoder alone gives (both: 209M)
+# Table 1 has 202M parameters for LightConv, the number with a GLU in the encoder only (in both: 209M)
 LIGHTCONV_WMT = {**WMT, **LIGHTCONV, "decoder_glu": False}
 DYNAMICCONV_WMT = {**WMT, **DYNAMICCONV}
 ATTENTION_WMT = {**WMT, **ATTENTION}
@@ -46,7 +47,7 @@ EN_FR: Values = {"dropout": 0.1}
 # two scripts, two vocabularies; section 5.3 gives the dropout
 ZH_EN: Values = {"dropout": 0.25, "attention_dropout": 0.2, "weight_dropout": 0.2, "share_all_embeddings": False}
 
-# Table 3 has no GLU, in its LightConv and DynamicConv rows neither
+# no model of Table 3 has a GLU, not even LightConv and DynamicConv
 ABLATION = {**WMT, **NO_GLU}
 DEPTHWISE = {**ABLATION, **LIGHTCONV, **both(conv_heads=1024), "weight_normalization": "none", "weight_dropout": 0.0}
 DROPCONNECT: Values = {"weight_dropout": 0.1}
@@ -60,7 +61,7 @@ IWSLT: Values = {
     "input_dropout": 0.0,
 }
 
-# Section 6.4 says d = 1024, but only d = 512 has the parameters that Table 5 prints
+# Section 6.4 says d = 1024, but only d = 512 gives the numbers of parameters in Table 5
 CNN_DM: Values = {
     **size(embed_dim=512, ffn_embed_dim=2048, heads=8),
     **NO_GLU,
@@ -90,7 +91,7 @@ ENCODER_DECODER: dict[str, Values] = {
     "pla_attention_iwslt_de_en": {**IWSLT, **ATTENTION},
     "pla_lightconv_iwslt_de_en": {**IWSLT, **LIGHTCONV},
     "pla_dynamicconv_iwslt_de_en": {**IWSLT, **DYNAMICCONV},
-    # the variant of the review: value and query projected apart
+    # a variant from the review of the paper: separate projections of value and query
     "pla_dynamicconv_decoupled_iwslt_de_en": {**IWSLT, **DYNAMICCONV, **both(query_dim=256, query_heads=1)},
     # Table 3, row by row after the first, which is Table 1's self-attention
     "pla_local_attention_wmt_en_de_big": {**ABLATION, **both(conv_type="local_attention"), **SIX_WINDOWS},
@@ -130,8 +131,9 @@ ENCODER_DECODER: dict[str, Values] = {
     "pla_dynamicconv_small": {**SMALL, **DYNAMICCONV},
 }
 
-# Table 4; "Language Modeling" of section 5.3 for the bands. Norms before, none after the last block, as in the code
-# behind the paper. fairseq-train's own default, 0, hides the attention_dropout that fairseq's lightconv_lm_gbw states.
+# Table 4; the bands are in "Language Modeling" of section 5.3. Layer norms are before the sublayers, and there is none
+# after the last block, as in the code behind the paper. fairseq's lightconv_lm_gbw states an attention_dropout, which
+# fairseq-train's own default, 0, overrides.
 LM_GBW: Values = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
@@ -175,7 +177,7 @@ LANGUAGE_MODELS: dict[str, Values] = {
 def _register(model: str, architecture: str, values: Values) -> None:
     @register_model_architecture(model, architecture)
     def complete(args: Any) -> None:
-        fill(args, values)  # all of it, so that a checkpoint says what it is by itself
+        fill(args, values)  # all values, so that a checkpoint has the complete options of its model
 
 
 for _name, _values in ENCODER_DECODER.items():

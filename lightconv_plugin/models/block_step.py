@@ -33,7 +33,7 @@ RESIDUALS = ("mixer_residual", "encoder_attn_residual", "ffn_residual")
 def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
     """Return True if one operator computes a step (1, N, C) of a ``DecoderBlock``. Slow: it visits all submodules."""
     parts = dict(block.named_modules())
-    del parts[""]  # the block itself, which is called
+    del parts[""]  # the block itself, whose forward runs in any case
     for name, part in parts.items():
         if type(part) not in kinds.get(name.rsplit(".", 1)[-1], ()) or not is_plain(part, type(part)):
             return False
@@ -52,7 +52,7 @@ def can_step(block: Any, kinds: Kinds, x: Tensor) -> bool:
     ):
         return False
     has_all = all(weight is not None for weight in weights_of(block))
-    # asked for one row only: the number of rows changes between steps, and each step checks its own
+    # checked for one row only: the number of rows changes between steps, and each step checks it
     return has_all and ops.takes("decoder_block", x[:, :1], *block.parameters())
 
 
@@ -98,7 +98,7 @@ def weights_of(block: Any) -> ops.BlockWeights:
 
 
 def _layer(linear: Any) -> tuple[Tensor, Tensor]:
-    """Return the weight, packed where it is, and the bias."""
+    """Return a linear layer's weight (packed, if it has a packed weight) and its bias."""
     packed = packed_weight(linear)
     parameters: Any = parameters_of(linear)
     return parameters["weight"] if packed is None else packed, parameters["bias"]
@@ -107,11 +107,11 @@ def _layer(linear: Any) -> tuple[Tensor, Tensor]:
 def step(block: Any, kinds: Kinds, x: Tensor, incremental_state: IncrementalState, need_weights: bool) -> Tensor | None:
     """Return the block's output (1, N, C) for the newest position, or None if its submodules must run one by one.
 
-    They run in the first step of a search, which creates the states and decides for all steps if the block
-    ``can_step``; where attention weights are asked for; for several positions, or none; and for many rows without
-    packed weights.
+    The submodules run one by one in the first step of a search, which creates the states and decides for all steps if
+    the block ``can_step``; when attention weights are requested; for several positions or none; and for many rows
+    without packed weights.
     """
-    if x.shape[0] == 0:  # creates no states
+    if x.shape[0] == 0:  # no positions, so the submodules create no states
         return None
     entry = block.get_incremental_state(incremental_state)
     if entry is None:

@@ -42,11 +42,13 @@ class LightConvEncoder(TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> dict[str, list[Any]]:
-        """Encode the source. Unlike fairseq's method, which waits for the device in every block, always mask padding.
+        """Encode the source, always with a padding mask.
+
+        fairseq's method asks the device in every block if there is padding, and so waits for it.
 
         Args:
             src_tokens: (B, S).
-            src_lengths: ignored: padding is found from the tokens.
+            src_lengths: ignored, since the tokens show the padding.
             return_all_hiddens: also return the output of each block.
             token_embeddings: (B, S, C), to be used in place of the tokens' embeddings.
 
@@ -84,9 +86,9 @@ class LightConvDecoder(TransformerDecoderBase):
         self._kernel_sizes = iter(cfg.decoder.kernel_size_list)
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.dropout_module = Dropout(cfg.dropout, self)
-        # fairseq adds an output layer to the weights that it loads where this is true
+        # if this is true, fairseq adds an output layer to the weights that it loads
         self.share_input_output_embed = cfg.share_decoder_input_output_embed and self.adaptive_softmax is None
-        # fairseq then hands the padding mask, which our blocks ignore, without asking the device if there is padding
+        # if this is true, fairseq passes the padding mask, which our blocks ignore, without asking if there is padding
         self.cross_self_attention = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
@@ -195,7 +197,7 @@ class LightConvModel(PluginModel, TransformerModelBase):
         options = getattr(task, "cfg", None) or getattr(task, "args", None)
         if getattr(options, "left_pad_target", False) in (True, "True"):
             raise ValueError(
-                "--left-pad-target True puts padding where these decoders look without a mask; leave it out"
+                "--left-pad-target True puts padding before targets, where these decoders do not mask it; leave it out"
             )
         entries = len(task.source_dictionary), len(task.target_dictionary)
         if complete.share_all_embeddings and task.source_dictionary != task.target_dictionary:
@@ -215,17 +217,17 @@ class LightConvModel(PluginModel, TransformerModelBase):
         return LightConvDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def for_search(self) -> tuple[Any, Any]:
-        """Return encoder and decoder for a search: on a processor copies, whose linear layers have packed weights."""
+        """Return encoder and decoder for a search; on a CPU, copies whose linear layers have packed weights."""
         return with_packed_weights(self.encoder), with_packed_weights(self.decoder)
 
     def graph_refusal(self) -> str | None:
-        """Return why a captured graph cannot hold a step of decoding, in words; None if one can."""
+        """Return the part of the model that a captured graph of a decoding step does not support, in words, or None."""
         encoder, decoder = self.encoder, self.decoder
         if type(encoder) is not LightConvEncoder or type(decoder) is not LightConvDecoder:
             return f"{type(encoder).__name__} and {type(decoder).__name__}"
         for layer in decoder.layers:
             if type(layer) is not DecoderBlock or layer.encoder_attn is None:
-                return "a block without attention to the source, or of another kind"
+                return "a block of another class, or without attention to the source"
             if type(layer.mixer) not in FIXED_SIZE_STATE:
                 return f"{type(layer.mixer).__name__}, whose state may grow from step to step"
             conv = getattr(layer.mixer, "conv", None)
@@ -233,7 +235,7 @@ class LightConvModel(PluginModel, TransformerModelBase):
                 return "a convolution without the native library"
         for module in modules_of(self):
             if not is_plain(module, type(module)):
-                return "a module with hooks, or parameters of a kind of their own"
+                return "a module with hooks, a replaced forward, or parameters that are not plain tensors"
             if isinstance(module, Dropout) and module.probability > 0:
                 return "dropout"
         return "autocast" if torch.is_autocast_enabled(next(self.parameters()).device.type) else None

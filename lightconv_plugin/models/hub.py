@@ -49,16 +49,16 @@ class TrainedModel(GeneratorHubInterface):
     def sample(
         self, sentences: str | list[str], beam: int = 1, verbose: bool = False, **options: Any
     ) -> str | list[str]:
-        """Translate, by default without a beam. ``sampling=True`` draws words by their probabilities."""
+        """Translate, by default with a beam of 1. ``sampling=True`` draws words by their probabilities."""
         texts: str | list[str] = super().sample(sentences, beam, verbose, **options)
         return texts
 
 
 class TextModel(TrainedModel):
-    """A trained model that takes plain text, which is cleaned before it is cut into subwords."""
+    """A trained model for plain text, which is cleaned before it is split into subwords."""
 
     def encode(self, sentence: str) -> Tensor:
-        """Return the numbers of a line's vocabulary entries, its end included."""
+        """Return the indices of a line's vocabulary entries, including the end of sentence."""
         return super().encode(clean_text(sentence))
 
 
@@ -80,27 +80,28 @@ class PluginModel(BaseFairseqModel):
     def from_pretrained(
         cls, model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **options: Any
     ) -> TrainedModel:
-        """Load a model for plain text, tokenised and cased as the text that its BPE or SentencePiece was applied to.
+        """Load a model for plain text.
 
-        Text is cleaned as ``data_prep`` cleans people's own (``units.clean_text``). A warning says what else was done
-        to the text of the training (Moses, lower case), if the dictionary shows it and no tokenizer is given.
+        Text must be tokenised and cased like the training text before BPE or SentencePiece. It is cleaned by
+        ``units.clean_text``, as ``data_prep`` cleans a user's text. If the dictionary shows that the training text was
+        tokenised by Moses or lower-cased, and no tokenizer is given, a warning says so.
 
         Args:
             model_name_or_path: folder of the checkpoint.
             checkpoint_file: its name in the folder; several, joined by colons, are an ensemble.
             data_name_or_path: folder of the dictionaries.
-            options: any of fairseq's. ``bpe``: how words are cut into subwords; if it is not given, the dictionary
-                decides. None: the text is cut already, and taken as it is. ``bpe_codes`` or ``sentencepiece_model``:
-                its file; if it is not given, it is looked for beside the checkpoint, beside the dictionaries, and where
+            options: any of fairseq's. ``bpe``: the method that splits words into subwords, by default the one that the
+                dictionary shows; None if the text is split already. ``bpe_codes`` or ``sentencepiece_model``: the file
+                of the method, by default searched for beside the checkpoint, beside the dictionaries, and where
                 ``scripts.reproduce`` leaves it. ``tokenizer``: such as "moses".
 
         Raises:
-            CodesError: the codes are not there; for text that is cut into subwords give ``bpe=None``.
+            CodesError: the file of the method is not found. For text that is split already, give ``bpe=None``.
             RuntimeError: the plugin is not registered with fairseq.
         """
         if "pla_translation" not in TASK_REGISTRY:
             raise RuntimeError(
-                f"{cls.__name__} was imported without the plugin's tasks and what fairseq needs on today's torch: use "
+                f"{cls.__name__} was imported, but the plugin is not registered with fairseq: use "
                 f"`from lightconv_plugin import {cls.__name__}`, or `import lightconv_plugin.register` first"
             )
         loaded = hub_utils.from_pretrained(
@@ -113,7 +114,7 @@ class PluginModel(BaseFairseqModel):
             data = Path(cfg.task.data.split(":")[0]).resolve()
             beside = (Path(file_utils.load_archive_file(model_name_or_path)) / checkpoint_file.split(":")[0]).parent
             language = getattr(cfg.task, "source_lang", None)
-            # fairseq's own takes any file named code or bpecodes before the one that is given
+            # fairseq's function prefers any file named code or bpecodes to the one that the user names
             codes = options.get(option) or find_codes(language, beside, data, data.parent / "prepared")
             with open_dict(cfg):
                 cfg.bpe = cfg.bpe or {"_name": units}
@@ -122,7 +123,7 @@ class PluginModel(BaseFairseqModel):
         if steps := [] if in_units or "tokenizer" in options else steps_before(words):
             warnings.warn(
                 f"{checkpoint_file} learnt from text that was {', '.join(steps)}: give it such text. tokenizer='moses' "
-                "tokenises; python -m scripts.translate does all that the model's dataset does",
+                "tokenises; python -m scripts.translate applies all steps of the model's dataset",
                 stacklevel=2,
             )
         return (TrainedModel if in_units else TextModel)(cfg, task, loaded["models"])

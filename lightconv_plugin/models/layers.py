@@ -44,7 +44,7 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, Linear at each position.
+    """Linear layer, activation and linear layer, at each position.
 
     Args:
         dim: width of the input and the output.
@@ -65,7 +65,7 @@ class FeedForward(nn.Module):
         self.dropout = Dropout(dropout, self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., C) gives (..., C)."""
+        """Apply the network to x (..., C). Return (..., C)."""
         return apply_linear(self.fc2, self.dropout(apply_linear(self.fc1, x, self.activation)))
 
 
@@ -91,13 +91,13 @@ class Block(nn.Module):
 
 
 class EncoderBlock(Block):
-    """Mixer, feed-forward."""
+    """Mixer and feed-forward network."""
 
     def __init__(self, cfg: Any, kernel_size: int) -> None:
         super().__init__(cfg, "encoder", kernel_size)
 
     def forward(self, x: Tensor, encoder_padding_mask: Tensor | None = None) -> Tensor:
-        """x: (T, B, C) and its padding mask (B, T) give (T, B, C)."""
+        """Compute the block from x (T, B, C) and its padding mask (B, T). Return (T, B, C)."""
         x = self.mixer_residual(x, self.mixer(self.mixer_residual.sublayer_input(x), encoder_padding_mask))
         return self.ffn_residual(x, self.ffn(self.ffn_residual.sublayer_input(x)))
 
@@ -106,7 +106,7 @@ class EncoderBlock(Block):
 
 
 class DecoderBlock(OwnEntry, Block):
-    """Causal mixer, source-target attention (unless a language model), feed-forward."""
+    """Causal mixer, source-target attention (not in a language model) and feed-forward network."""
 
     def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, "decoder", kernel_size)
@@ -141,7 +141,7 @@ class DecoderBlock(OwnEntry, Block):
             encoder_padding_mask: (B, S).
             incremental_state: a decoder's state, see ``modules.window``.
             need_attn: also return the weights of the attention to the source.
-            need_head_weights: return them for each head.
+            need_head_weights: return these weights for each head.
             _masks: masks of the future and of padding. They are ignored: the mixer is causal, and target padding
                 follows the sentence.
 
@@ -171,5 +171,5 @@ class DecoderBlock(OwnEntry, Block):
         return self.ffn_residual(x, self.ffn(self.ffn_residual.sublayer_input(x))), attn, None
 
     def make_generation_fast_(self, need_attn: bool = False, **_options: Any) -> None:
-        """Set up the return of alignments; fairseq calls this before generation."""
+        """Set if ``forward`` may return attention weights (alignments). fairseq calls this before generation."""
         self.need_attn = bool(need_attn)

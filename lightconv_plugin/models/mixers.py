@@ -1,6 +1,6 @@
 """The modules that mix the positions of a block, one for each name in ``config.CONV_TYPES``.
 
-``CONTRIBUTING.md`` lists all places of a new mixer. ``modules.window.StepByStep`` describes its state in decoding.
+``CONTRIBUTING.md`` lists all files that a new mixer changes. ``modules.window.StepByStep`` describes its state.
 ``tests/modules/test_mixers.py`` tests every name: in a decoder it must be causal, steps must give the results of the
 whole sequence, and padding must be ignored.
 """
@@ -36,7 +36,7 @@ def build_mixer(cfg: Any, side: str, kernel_size: int) -> nn.Module:
             dropout = cfg.attention_dropout
             return SelfAttention(stack.embed_dim, stack.attention_heads, window=window, causal=causal, dropout=dropout)
         case unknown:
-            raise ValueError(f"--{side}-conv-type is {unknown}, which has no case in build_mixer; give it one")
+            raise ValueError(f"--{side}-conv-type is {unknown}, which has no case in build_mixer; add one")
 
 
 def _conv_module(conv: type[LightweightConv] | type[DynamicConv], cfg: Any, side: str, kernel_size: int) -> nn.Module:

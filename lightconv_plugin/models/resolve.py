@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser, config: FairseqDataclass) -> None:
         elif option.type == bool | None:
             opposite = flag.removeprefix("no-") if flag.startswith("no-") else f"no-{flag}"
             parser.add_argument(f"--{flag}", action="store_true", default=None, help=help)
-            back = f"take back --{flag}, which an architecture may set"
+            back = f"undo --{flag}, which an architecture may set"
             parser.add_argument(f"--{opposite}", dest=option.name, action="store_false", default=None, help=back)
     gen_parser_from_dataclass(parser, config, delete_default=True)
 
@@ -80,7 +80,7 @@ def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> Namespace:
     values = {f.name: f.default for f in fields(config) if not f.name.startswith("_")}
     options: Any = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else vars(cfg)
     values.update({k: v for k, v in options.items() if v is not None or k not in values})
-    # None for an interpolation that was not resolved
+    # an interpolation that was not resolved becomes None
     return Namespace(**{k: None if isinstance(v, str) and v.startswith("${") else v for k, v in values.items()})
 
 
@@ -103,7 +103,7 @@ def resolve_common(args: Namespace) -> None:
     """Complete, in place, the options that all kinds of model share.
 
     Raises:
-        ValueError: a probability outside [0, 1], or embeddings and an output layer that cannot be one matrix.
+        ValueError: a probability outside [0, 1], or embeddings and an output layer that cannot share a matrix.
     """
     fill(args, {"decoder_input_dim": args.decoder_embed_dim, "decoder_output_dim": args.decoder_embed_dim})
     fill(args, {"weight_dropout": args.attention_dropout})
@@ -123,10 +123,10 @@ def resolve_common(args: Namespace) -> None:
 
 
 def resolve_side(args: Namespace, side: str, *, attends: bool = False) -> None:
-    """Complete one stack's options in place: one kernel width a layer; ``side`` is "encoder" or "decoder".
+    """Complete one stack's options in place, with one kernel width for each layer. ``side`` is "encoder" or "decoder".
 
     Args:
-        attends: its blocks have attention to the source.
+        attends: True if the blocks have attention to the source.
 
     Raises:
         ValueError: the numbers of kernel widths and of layers differ, or a size is invalid.
@@ -157,7 +157,7 @@ def _check_sizes(args: Namespace, side: str, *, attends: bool) -> None:
     Sizes that the stack's mixer does not use are not checked.
     """
     kind, widths = getattr(args, f"{side}_conv_type"), ["embed_dim", "ffn_embed_dim"]
-    divisors: list[tuple[str, str, str]] = []  # heads, what they share, and where both come from by default
+    divisors: list[tuple[str, str, str]] = []  # heads, the width that they split, their defaults
     if attends or kind in ("attention", "local_attention"):
         divisors.append(("attention_heads", "embed_dim", ""))
     if kind in ("lightweight", "dynamic"):
@@ -180,7 +180,7 @@ def _check_sizes(args: Namespace, side: str, *, attends: bool) -> None:
         return
     sizes, odd = getattr(args, f"{side}_kernel_size_list"), side == "encoder"
     if wrong := [size for size in sizes if size < 1 or (odd and size % 2 == 0)]:
-        expected = 'odd widths, since "same" padding of others has no middle' if odd else "widths from 1 on"
+        expected = 'odd widths, since "same" padding needs a middle weight' if odd else "widths from 1 on"
         raise ValueError(f"--{side}-kernel-size-list holds {wrong}; expected {expected}, such as 3,7,15,31")
 
 
@@ -195,13 +195,13 @@ def check_bands(layer: str, cutoffs: Sequence[int], types: int, *, width: int, f
         factor: each further band is this many times narrower than the previous one.
 
     Raises:
-        ValueError: there are no cut-offs, they do not rise from 1 to at most ``types``, or the last band would have no
-            width.
+        ValueError: there are no cut-offs, they do not increase from 1 to at most ``types``, or the last band would
+            have no width.
     """
     name = f"adaptive-{layer}-cutoff"
     if not cutoffs or [0, *cutoffs] != sorted({0, *cutoffs}) or cutoffs[-1] > types:
         raise ValueError(
-            f"--{name} is {cutoffs}; expected numbers that rise, from 1 to at most {types}, the types of the dictionary"
+            f"--{name} is {cutoffs}; expected increasing numbers from 1 to at most {types}, the size of the dictionary"
         )
     if not factor > 0 or width // factor ** len(cutoffs) < 1:
         raise ValueError(

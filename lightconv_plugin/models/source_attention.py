@@ -41,10 +41,10 @@ class SourceAttention(OwnEntry, MultiheadAttention):
 
         Args:
             query: (T, B, C); with a state, of the newest positions.
-            key: the source (S, B, C_source), or (S, B / beam, C_source) with a state, which needs it in the first step
-                only.
+            key: the source (S, B, C_source). With a state it may be (S, B / beam, C_source), and only the first step
+                needs it.
             value: the source again.
-            key_padding_mask: (B, S), or (B / beam, S) with a state.
+            key_padding_mask: (B, S), or (B / beam, S) like the source.
             incremental_state: a decoder's state, see ``modules.window``.
             need_weights: also return the weights, their mean over heads (B, T, S).
             need_head_weights: return the weights of each head, (H, B, T, S).

@@ -17,14 +17,14 @@ class AverageAttention(StepByStep):
     """Mean of the visible positions, passed through a feed-forward network and combined with the input by gates.
 
     g_j = FFN(mean of y_k), i and f = sigmoid(W [y_j; g_j]), h_j = i * y_j + f * g_j: C * (2 * hidden + 4 * C) weights.
-    The mean is over the positions up to j if causal, otherwise over the whole sentence. Zhang et al. only have the
-    causal form; the rows of Table 3 need both.
+    The mean is over the positions up to j if causal, otherwise over the whole sentence. Zhang et al. have only the
+    causal form. Table 3 needs both.
 
     Args:
         embed_dim: C.
         hidden: width of the feed-forward network. Table 3's parameter counts imply that it is the width of the block's
             feed-forward network.
-        causal: average over the positions up to the present one only.
+        causal: average only over the positions up to the current one.
         dropout: probability of dropout after the ReLU.
 
     Raises:
@@ -45,12 +45,12 @@ class AverageAttention(StepByStep):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions.
+        """Mix x (T, B, C) with padding mask (B, T). Return (T, B, C). With a state, x holds the newest positions.
 
         Raises:
-            ValueError: x or the mask of another shape or type, or a mask, a state of other inputs, or a module that is
-                not causal in a step.
-            TypeError: an incremental state that is no dict.
+            ValueError: x or the mask has a wrong shape or type; or in a step there is a mask, the state is of other
+                inputs, or the module is not causal.
+            TypeError: the incremental state is not a dict.
         """
         check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         if incremental_state is None:

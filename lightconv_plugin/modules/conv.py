@@ -25,7 +25,7 @@ class TimeConv(StepByStep):
     ``LightweightConv`` describes the arguments.
     """
 
-    query_dim: int | None = None  # DynamicConv's
+    query_dim: int | None = None  # of DynamicConv
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TimeConv(StepByStep):
         return ops.normalize_kernel(self.predict(query), self.normalization)
 
     def check_query(self, x: Tensor, query: Tensor) -> None:
-        """Check a query that is passed beside x.
+        """Check a query that is passed in addition to x.
 
         Raises:
             ValueError: it does not fit x or the module.
@@ -126,7 +126,8 @@ class TimeConv(StepByStep):
         normalization, dropconnect = self.normalization, self.weight_dropout.probability
         if dropconnect > 0.0:
             per_kernel = self.dropconnect_per == "kernel" and weight.ndim == 2
-            if per_kernel or incremental_state is not None:  # drop here; every backend takes the remaining weights
+            # these masks are drawn here, once for all backends, which then get the remaining weights
+            if per_kernel or incremental_state is not None:
                 weight = ops.normalize_kernel(weight, normalization)
                 weight = weight if per_kernel else weight.expand(*x.shape[:2], self.heads, self.kernel_size)
                 weight, normalization, dropconnect = F.dropout(weight, dropconnect), "none", 0.0
@@ -252,9 +253,9 @@ class LightweightConv(TimeConv):
         backend: "auto", or the name of the backend that must run.
 
     Raises:
-        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel without weights,
+        ValueError: heads that do not divide the channels, an even kernel that is not causal, a kernel size below 1,
             a dropconnect outside [0, 1), or an unknown dropconnect_per, normalisation or backend.
-        TypeError: a number that is none, or not whole.
+        TypeError: a size that is not a whole number, or a dropconnect that is not a number.
     """
 
     def __init__(
@@ -310,14 +311,14 @@ class DynamicConv(TimeConv):
             ``LightweightConv``.
         query_dim: Q, the width of the query, from which the kernels are predicted; None if the query is x.
         query_heads: the query and the heads are split into this many groups. The kernels of a group of heads are
-            predicted from the Q / query_heads numbers of the same group of the query. 1: every head sees all of it.
+            predicted from the Q / query_heads values of the same group of the query. 1: each head sees the whole query.
         predictor: a module that predicts the kernels' logits in place of the linear layer, (..., H * K) from a query
             (..., Q). It must treat positions independently, since a step of decoding passes the newest ones only.
 
     Raises:
-        ValueError: as for ``LightweightConv``; query_heads that do not divide the heads and the query, or with a
-            predictor, which sees the whole query.
-        TypeError: as for ``LightweightConv``, or a predictor that is no module.
+        ValueError: as for ``LightweightConv``; query_heads that do not divide the heads and the query, or that are
+            given together with a predictor, which sees the whole query.
+        TypeError: as for ``LightweightConv``, or a predictor that is not a module.
     """
 
     weight_linear: nn.Linear
@@ -377,7 +378,7 @@ class DynamicConv(TimeConv):
         """Return the kernels' logits (T, B, H, K) from a query (T, B, Q), in the query's layout.
 
         Raises:
-            ValueError: a query of another width, or a predictor that gives something else than (T, B, H * K).
+            ValueError: a query of another width, or a predictor whose result is not (T, B, H * K).
         """
         width = self.channels if self.query_dim is None else self.query_dim
         if not isinstance(query, Tensor) or query.ndim == 0 or query.shape[-1] != width:

@@ -42,13 +42,13 @@ class ConvModule(nn.Module):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C_in), with padding mask (B, T), gives (T, B, C_in); with a state, x are the newest positions.
+        """Mix x (T, B, C_in) with padding mask (B, T). Return (T, B, C_in). With a state, x holds the newest positions.
 
-        Padding is zeroed before the convolution.
+        Padding is set to zero before the convolution.
 
         Raises:
-            ValueError: x or the mask of another shape or type, or a convolution that is not causal in a step.
-            TypeError: an incremental state that is no dict.
+            ValueError: x or the mask has a wrong shape or type, or in a step the convolution is not causal.
+            TypeError: the incremental state is not a dict.
         """
         check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         x = self.input_dropout(x)

@@ -14,7 +14,7 @@ class Dropout(nn.Module):
 
     Args:
         p: probability of dropping.
-        owner: the module that it belongs to. ``--retain-dropout-modules`` lists names of such modules' classes.
+        owner: the module that the dropout belongs to. ``--retain-dropout-modules`` lists the names of owners' classes.
 
     Raises:
         ValueError: p outside [0, 1].
@@ -30,7 +30,7 @@ class Dropout(nn.Module):
 
     @property
     def probability(self) -> float:
-        """The present probability of dropping: 0 in evaluation without ``--retain-dropout``."""
+        """The current probability of dropping: 0 in evaluation without ``--retain-dropout``."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
     def forward(self, x: Tensor) -> Tensor:

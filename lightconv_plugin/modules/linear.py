@@ -15,7 +15,7 @@ _PACKED = "_lightconv_packed"  # attribute of the linear layers in a copy that `
 
 
 def linear(in_features: int, out_features: int, *, gain: float = 1.0) -> nn.Linear:
-    """Return a linear layer with Glorot-uniform weights, times ``gain``, and bias 0."""
+    """Return a linear layer with Glorot-uniform weights, scaled by ``gain``, and bias 0."""
     layer = nn.Linear(in_features, out_features)
     nn.init.xavier_uniform_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -72,10 +72,10 @@ def _has_methods_of_source(kind: type[nn.Module]) -> bool:
     code = getattr(kind.forward, "__code__", None)
     if code is None or nn.Module.__call__ is not _MODULE_CALL:
         return False
-    # under which it was compiled: functools.wraps leaves it as it is
+    # the name under which the function was compiled, which functools.wraps does not change
     owner, _, method = code.co_qualname.rpartition(".")
     if method == "forward":
-        # looked for by itself first: a list of all parents takes longer than all else here
+        # the class is compared first: a list of its parents takes longer than the rest of this function
         return owner == kind.__qualname__ or owner in [parent.__qualname__ for parent in kind.__mro__]
     return method == "_forward_unimplemented"  # containers have no forward
 
@@ -116,7 +116,7 @@ def packed_bytes(module: nn.Module) -> int:
 
 
 def _with_attributes(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
-    """Return a module of a class with these attributes, without calling its ``__init__``."""
+    """Return a module of class ``kind`` with these attributes, without calling its ``__init__``."""
     module = kind.__new__(kind)
     vars(module).update(attributes)
     return module

@@ -22,12 +22,12 @@ class SelfAttention(InputWindow):
         heads: a divisor of C.
         window: K; None for all positions.
         causal: see nothing to the right.
-        dropout: of the attention weights.
+        dropout: probability of dropout of the attention weights.
 
     Raises:
-        ValueError: heads that do not divide the channels, a window that is even and not causal, or of no positions,
-            or a dropout outside [0, 1].
-        TypeError: a number that is none, or not whole.
+        ValueError: heads that do not divide the channels, a window that is even and not causal, or below 1, or
+            a dropout outside [0, 1].
+        TypeError: a size that is not a whole number, or a dropout that is not a number.
     """
 
     def __init__(self, embed_dim: int, heads: int, *, window: int | None, causal: bool, dropout: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class SelfAttention(InputWindow):
             check_width(window, causal=causal)
         self.embed_dim, self.heads = embed_dim, heads
         self.dropout = Dropout(dropout, self)
-        # as in fairseq: the initialisation of one matrix with 3 * C outputs, which the models of the paper had
+        # as in fairseq: initialised like one matrix with 3 * C outputs, which the paper's models had
         self.q_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
         self.k_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
         self.v_proj = linear(embed_dim, embed_dim, gain=0.5**0.5)
@@ -46,12 +46,12 @@ class SelfAttention(InputWindow):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions.
+        """Mix x (T, B, C) with padding mask (B, T). Return (T, B, C). With a state, x holds the newest positions.
 
         Raises:
-            ValueError: x or the mask of another shape or type, or a mask, a state of other inputs, or a module that is
-                not causal in a step.
-            TypeError: an incremental state that is no dict.
+            ValueError: x or the mask has a wrong shape or type; or in a step there is a mask, the state is of other
+                inputs, or the module is not causal.
+            TypeError: the incremental state is not a dict.
         """
         check_call(self, self.embed_dim, x, padding_mask, incremental_state)
         q, k, v = (apply_linear(layer, x) for layer in (self.q_proj, self.k_proj, self.v_proj))

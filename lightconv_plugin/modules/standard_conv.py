@@ -19,8 +19,8 @@ class StandardConv(InputWindow):
         causal: pad K - 1 on the left (decoder) instead of K // 2 on both sides.
 
     Raises:
-        ValueError: an even kernel that is not causal, or one without weights.
-        TypeError: a number that is not whole.
+        ValueError: a kernel size that is even and not causal, or below 1.
+        TypeError: a size that is not a whole number.
     """
 
     def __init__(self, channels: int, kernel_size: int, *, causal: bool) -> None:
@@ -36,12 +36,12 @@ class StandardConv(InputWindow):
     def forward(
         self, x: Tensor, padding_mask: Tensor | None = None, incremental_state: IncrementalState | None = None
     ) -> Tensor:
-        """x: (T, B, C), with padding mask (B, T), gives (T, B, C); with a state, x are the newest positions.
+        """Convolve x (T, B, C) with padding mask (B, T). Return (T, B, C). With a state, x holds the newest positions.
 
         Raises:
-            ValueError: x or the mask of another shape or type, or a mask, a state of other inputs, or a module that is
-                not causal in a step.
-            TypeError: an incremental state that is no dict.
+            ValueError: x or the mask has a wrong shape or type; or in a step there is a mask, the state is of other
+                inputs, or the module is not causal.
+            TypeError: the incremental state is not a dict.
         """
         check_call(self, self.channels, x, padding_mask, incremental_state)
         if incremental_state is not None:

@@ -38,7 +38,7 @@ def check_heads(channels: int, heads: int) -> None:
 
     Raises:
         TypeError: a number is not whole.
-        ValueError: it does not, or there are no channels.
+        ValueError: it does not divide it, or there are no channels.
     """
     check_whole("channels", channels)
     check_whole("heads", heads)
@@ -117,7 +117,7 @@ class OwnEntry:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Give an unpickled module, or a shallow copy, a new key.
 
-        The key of an unpickled module keeps its name, by which a pickled state has the module's entry.
+        The key of an unpickled module keeps its name, under which a pickled state has the module's entry.
         """
         super().__setstate__(state)  # type: ignore[misc]  # of nn.Module
         key = self._state_key
@@ -143,7 +143,7 @@ class StepByStep(OwnEntry, nn.Module):
     reorders them. A module has one entry, so it must not be used twice in a step: make two modules.
 
     Args:
-        causal: True if a position sees none to its right. Other modules cannot decode incrementally.
+        causal: True if a position sees no positions to its right. Other modules cannot decode incrementally.
     """
 
     def __init__(self, *, causal: bool) -> None:
@@ -165,7 +165,7 @@ class StepByStep(OwnEntry, nn.Module):
         if padding_mask is not None:
             raise ValueError(
                 f"{type(self).__name__} decodes step by step without padding, and got a padding mask; "
-                "decode prompts of one length together, or pad behind them"
+                "decode prompts of one length together, or pad them at the end"
             )
         if not self.causal:
             raise ValueError("incremental decoding takes a causal module; got causal=False")

@@ -5,17 +5,19 @@ R = C / H neighbours, which share the kernel of their head (section 3). For a po
 
     out[i, b, c] = sum over j = 0..K-1 of  w[.., h, j] * x[i + j - padding_l, b, c]
 
-where x is zero outside 0..T-1; an initial state replaces the zeros before position 0. ``padding_l = K - 1`` is the
-causal convolution of a decoder, ``K // 2`` the "same" convolution of an encoder. In LightConv one table w (H, K) serves
-all positions. In DynamicConv each position has its own kernels, w: (T, B, H, K), predicted from x[i] (section 4).
+where w is normalised over its K weights, by a softmax unless another way is chosen, and x is zero outside 0..T-1; an
+initial state replaces the zeros before position 0. ``padding_l = K - 1`` is the causal convolution of a decoder,
+``K // 2`` the "same" convolution of an encoder. In LightConv one table w (H, K) serves all positions. In DynamicConv
+each position has its own kernels, w: (T, B, H, K). Their logits are a linear map of x[i] without bias (section 4); it
+is in ``modules.DynamicConv``.
 
 Three decisions that the paper leaves open:
 
 * The kernel is normalised over all its K weights, also where some of them fall on the padding. A step of decoding with
   t < K inputs so far therefore normalises all K logits and then uses the last t weights.
 * DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, also of
-  LightConv's shared kernel. This follows the code behind the published results. The paper's text differs: it drops
-  entries of softmax(W), which for LightConv is one mask for all positions and sentences.
+  LightConv's shared kernel. This follows the code behind the published results. In the paper's text the same
+  mask applies to a head's kernel at all positions and in all sentences of LightConv.
   ``modules.LightweightConv`` does that with dropconnect_per="kernel".
 * When x is float16 or bfloat16, weights are normalised and products summed in float32, and the sum is rounded to x's
   type.

@@ -28,13 +28,13 @@ _PLAIN_SOFTMAX = [
     getattr(kind, name) for kind in (BaseFairseqModel, TransformerModelBase, FairseqDecoder) for name in _PROBABILITIES
 ]
 
-_NOT_STEPWISE = "--stepwise-length-penalty is for pla_translation's own search, which does not take {}"
+_NOT_STEPWISE = "--stepwise-length-penalty is for pla_translation's own search, which does not support {}"
 
 
 def has_plain_softmax(model: Any) -> bool:
-    """Return True if probabilities are the softmax of a decoder's logits: no class or instance has a way of its own.
+    """Return True if probabilities are the softmax of a decoder's logits: no class or instance overrides the methods.
 
-    A wrapper that passes on its model's methods, such as that of several processes, is seen through.
+    A wrapper that forwards its model's methods, such as the one for several processes, counts as its model.
     """
     return all(
         getattr(getattr(part, name, None), "__func__", None) in _PLAIN_SOFTMAX
@@ -44,40 +44,44 @@ def has_plain_softmax(model: Any) -> bool:
 
 
 class BeamSearchGenerator(SequenceGenerator):
-    """Beam search as fairseq's ``SequenceGenerator`` does it: the same hypotheses, scores and options.
+    """Faster beam search with the hypotheses, scores and options of fairseq's ``SequenceGenerator``.
 
-    What is saved: log-probabilities of the whole vocabulary are never written, only the best continuations; the first
-    step takes one row a sentence; a decoder that reads the source once is not given it for every hypothesis; a GPU is
-    waited for once a step, when the host learns which sentences go on, and at the end of a batch; for our own
-    encoder-decoders a step on a GPU is one graph (``search_graphs``). Hypotheses come to lie on the CPU. What it does
-    not do itself, fairseq's generator does, and the log says so once. Its hypotheses carry no attention: fairseq shows
-    that with --print-alignment alone, which has a generator of its own.
+    It saves time in these ways:
 
-    On a CPU weights of our own models are packed as the generator is made (``with_packed_weights``), in the precision
-    that products have then, from models that were prepared for inference, as ``fairseq-generate`` and the hub do: make
-    another generator when their weights have changed. Of other models each search packs them anew.
+    - Only the best continuations are written, never the log-probabilities of the whole vocabulary.
+    - The first step computes one row per sentence.
+    - A decoder that reads the source once does not get a copy of it for every hypothesis.
+    - The host waits for a GPU once per step, to learn which sentences continue, and at the end of a batch.
+    - For our own encoder-decoders, a step on a GPU is one CUDA graph (``search_graphs``).
+
+    The resulting hypotheses are on the CPU. Searches of other kinds run in fairseq's generator, and the log says so
+    once. Hypotheses contain no attention, which fairseq prints only with --print-alignment, by another generator.
+
+    On a CPU, the weights of our own models are packed (``with_packed_weights``) in the current precision of products.
+    If the models were prepared for inference, as by ``fairseq-generate`` and the hub, this is done once, when the
+    generator is created: create a new one after their weights have changed. For other models, every search does it.
 
     Args:
-        stepwise_length_penalty: alpha of ``LengthPenalty``, at every step; None for fairseq's search.
+        stepwise_length_penalty: alpha of ``LengthPenalty``, applied at every step; None for fairseq's search.
 
     Attributes:
-        searched_by: what made the last search: "graphs", "kernels" one after the other, or "fairseq".
+        searched_by: how the last search ran: "graphs", "kernels" (one after the other) or "fairseq".
 
     Raises:
-        ValueError: a stepwise penalty, which fairseq's generator does not know, beside what it cannot go with.
+        ValueError: a stepwise penalty is combined with --lenpen, --unnormalized or a search that only fairseq supports.
     """
 
     def __init__(
         self, models: Any, tgt_dict: Any, *, stepwise_length_penalty: float | None = None, **options: Any
     ) -> None:
         super().__init__(models, tgt_dict, **options)
-        self.search: Any  # of super's; read here by its type
+        self.search: Any  # set by fairseq; only its type is read here
         self._refused = self._refusal()
         self.searched_by = ""
         penalty: Any = self.len_penalty if self.normalize_scores else 0.0
         if stepwise_length_penalty is not None:
             if penalty != 1:
-                raise ValueError("--stepwise-length-penalty is in place of --lenpen and --unnormalized; take them away")
+                raise ValueError("--stepwise-length-penalty replaces --lenpen and --unnormalized; remove them")
             if self._refused is not None:
                 raise ValueError(_NOT_STEPWISE.format(self._refused))
             penalty = LengthPenalty(stepwise_length_penalty)
@@ -94,7 +98,7 @@ class BeamSearchGenerator(SequenceGenerator):
             ngram=0 if blocker is None else blocker.no_repeat_ngram_size,
         )
         self._captured = CapturedSearch(list(self.model.models), self.rules)
-        # prepared for inference, models keep their weights; those that --eval-bleu searches with go on learning
+        # models that are prepared for inference keep their weights; those of --eval-bleu continue to train
         keep = all(map(is_prepared_for_inference, self.model.models))
         self._held = self._parts() if keep and self._refused is None else None
         if self._held is not None:
@@ -108,29 +112,30 @@ class BeamSearchGenerator(SequenceGenerator):
         ]
 
     def _report_packed(self, parts: list[tuple[Any, Any]]) -> None:
-        """Log the memory that packed weights take beside the models', which stay as they are."""
+        """Log the memory of the packed weights. The models keep their own weights, too."""
         packed = sum(packed_bytes(module) for pair in parts for module in pair)
         if packed:
-            held = sum(p.nbytes for p in dict.fromkeys(itertools.chain(*(m.parameters() for m in self.model.models))))
+            parameters = itertools.chain(*(model.parameters() for model in self.model.models))
+            model_bytes = sum(parameter.nbytes for parameter in dict.fromkeys(parameters))
             logger.info(
-                "lightconv_plugin: weights packed for the search in %s: %.1f MiB, beside the %.1f MiB of the models",
+                "lightconv_plugin: weights packed for the search in %s: %.1f MiB, in addition to the models' %.1f MiB",
                 ops.precision_of_products(),
                 packed / 2**20,
-                held / 2**20,
+                model_bytes / 2**20,
             )
 
     def _refusal(self) -> str | None:
-        """Return why fairseq's generator must do the search, in words; None if it need not."""
+        """Return the reason why fairseq's generator must run the search, or None."""
         for model in self.model.models:
             name = type(model).__name__
             if not self.model.has_incremental or not hasattr(model, "encoder"):
                 return f"{name}, which is not an encoder with an incremental decoder"
             if not has_plain_softmax(model):
-                return f"{name}, which has probabilities of its own"
+                return f"{name}, which computes probabilities in its own way"
             if getattr(model.decoder, "adaptive_softmax", None) is not None:
                 return "an adaptive softmax"
             if any(isinstance(module, BeamableMM) for module in model.modules()):
-                return f"{name}, whose attention counts on {self.beam_size} rows a sentence at every step"
+                return f"{name}, whose attention expects {self.beam_size} rows per sentence at every step"
         if type(self.search) is not BeamSearch:
             return type(self.search).__name__
         if self.match_source_len:
@@ -140,7 +145,7 @@ class BeamSearchGenerator(SequenceGenerator):
         if self.token_indices_to_suppress is not None:
             return "suppressed tokens"
         if self.vocab_size <= 2 * self.beam_size:
-            return f"a vocabulary of {self.vocab_size} types for {self.beam_size} beams"
+            return f"a vocabulary of only {self.vocab_size} entries for {self.beam_size} beams"
         return None
 
     def _generate(
@@ -160,7 +165,7 @@ class BeamSearchGenerator(SequenceGenerator):
         if self.rules.stepwise:
             raise ValueError(_NOT_STEPWISE.format(refused))
         self.searched_by = "fairseq"
-        _say_once(f"fairseq's own beam search runs, which is slower, for {refused}")
+        _say_once(f"fairseq's own beam search runs, which is slower, because of {refused}")
         return super()._generate(sample, prefix_tokens, constraints, bos_token)
 
     def _search(self, net_input: dict[str, Tensor], bos: int) -> list[list[Hypothesis]]:
@@ -175,13 +180,13 @@ class BeamSearchGenerator(SequenceGenerator):
         encoders, decoders = zip(*(self._held or self._parts()), strict=True)
         encoder_outs = [encoder.forward_torchscript(net_input) for encoder in encoders]
         states: list[dict[str, Any]] = [{} for _ in models]
-        # our decoders keep what steps need of the source in the state; fairseq's are given it in their rows' order
+        # our decoders store keys and values of the source in the state; fairseq's get the encoder's output, row by row
         stateful = [decoder.stateful if hasattr(decoder, "read_source") else None for decoder in decoders]
         rules, beam, sentences = self.rules, self.beam_size, len(source)
         beams = rules.beams(sentences, max_len + 1, source.device)
         beams.limits[1], beams.limits[2] = self.min_len, max_len
-        # A decoder's rows are those of the sentences that go on: row n is the hypothesis n % width of the sentence
-        # searched[n // width]. Before the first token a sentence has one.
+        # A decoder's batch holds the sentences that continue: row n is hypothesis n % width of sentence
+        # searched[n // width]. Before the first token, a sentence has one row.
         searched, width = torch.arange(sentences, device=source.device), 1
         tokens = torch.full((sentences, max_len + 1), self.pad, dtype=torch.long, device=source.device)  # of each row
         tokens[:, 0] = bos
@@ -193,7 +198,7 @@ class BeamSearchGenerator(SequenceGenerator):
                 for decoder, encoder_out, state in zip(decoders, encoder_outs, states, strict=True)
             ]
             values, words, parents = ops.step_candidates(
-                # fairseq lets the first token be repeated by itself
+                # fairseq's n-grams include the start symbol, but its 1-grams do not
                 rules.joint_logits(logits, tokens[:, rules.ngram == 1 : step + 1]),
                 scores,
                 beams.limits,
@@ -205,16 +210,15 @@ class BeamSearchGenerator(SequenceGenerator):
                 unk=self.unk,
                 unk_penalty=self.unk_penalty,
             )
-            if len(searched) < sentences:  # to all sentences: those that are over have no candidates
+            if len(searched) < sentences:  # extend to all sentences: finished ones have no candidates
                 values, words, parents = (
                     candidates.new_full((sentences, 2 * beam), missing).index_copy(0, searched, candidates)
                     for candidates, missing in ((values, -math.inf), (words, 0), (parents, 0))
                 )
             ops.search_step(values, words, parents, beams, eos=self.eos, stepwise=rules.stepwise)
 
-            going_on = (
-                beams.open.index_select(0, searched).nonzero().flatten()
-            )  # for its size alone a GPU is waited for
+            # the host waits for a GPU here, to know the size
+            going_on = beams.open.index_select(0, searched).nonzero().flatten()
             if step == max_len or not len(going_on):
                 break
             searched = searched.index_select(0, going_on)
@@ -237,12 +241,12 @@ class BeamSearchGenerator(SequenceGenerator):
 
 
 def _has_graph(model: Any) -> bool:
-    """Return True if a graph can hold a step; the log says once why one of our models cannot have it."""
+    """Return True if a graph can hold a step. If one of our models prevents it, log the reason once."""
     if not hasattr(model, "graph_refusal"):
         return False
     refused = model.graph_refusal()
     if refused is not None:
-        _say_once(f"beam search runs without CUDA graphs, which is slower, for {refused}")
+        _say_once(f"beam search runs without CUDA graphs, which is slower, because of {refused}")
     return refused is None
 
 

@@ -16,8 +16,8 @@ from lightconv_plugin.ops.torch_private import buffers_of, parameters_of
 from lightconv_plugin.tasks.search_rules import Hypothesis, Rules
 from lightconv_plugin.tasks.search_steps import DeviceSearch
 
-MOST = 16  # sizes that are kept; of 512 rows in float16 one holds some 100 MB of the source
-AHEAD = 2  # steps that the GPU has before it when the host looks whether all sentences are over
+MOST = 16  # number of sizes that are kept; for 512 rows in float16, one holds some 100 MB of source keys and values
+AHEAD = 2  # steps that are queued on the GPU while the host checks if all sentences are finished
 
 
 def rounded(size: int) -> int:
@@ -27,36 +27,37 @@ def rounded(size: int) -> int:
 
 
 class CapturedSearch:
-    """Searches of a few sizes, each of two graphs: one reads the source, the other takes a step.
+    """Searches of a few sizes, with two graphs each: one reads the source, the other computes a step.
 
-    A batch takes the next larger size; sentences and words that are not there are padding. On a CPU the same functions
-    are called. All graphs compute in one pool of memory. It is freed with this object.
+    A batch uses the next larger size and is filled up with padding. On a CPU, the same functions are called without
+    graphs. All graphs share one memory pool, which is freed with this object.
 
-    A graph has one step: several would save some microseconds of 400 or more (an estimate), and take steps in vain. A
-    batch keeps its size when sentences end: moves would save a tenth of it (by arithmetic, from 0.76 ms of kernels for
-    512 rows and 0.49 for 4, in float16 on an H100), and further sizes would have to be captured and kept.
+    A graph holds one step. A graph of several steps would save a few of the 400 or more microseconds per step (an
+    estimate), and would compute superfluous steps. A batch keeps its size when sentences end. Moving it to a smaller
+    size would save a tenth of the time (calculated from 0.76 ms of kernels per step for 512 rows and 0.49 ms for 4, in
+    float16 on an H100), and more sizes would have to be captured and kept.
 
     Args:
-        models: those whose ``graph_refusal()`` is None.
-        rules: of the search.
+        models: models whose ``graph_refusal()`` is None.
+        rules: the options of the search.
     """
 
     def __init__(self, models: Sequence[Any], rules: Rules) -> None:
         self.models, self.rules = models, rules
         self._sizes: OrderedDict[tuple[int, int, int], _Graphs] = OrderedDict()
-        self._places: list[int] = []  # where the weights lie that graphs read
+        self._places: list[int] = []  # addresses of the weights that the graphs read
 
     @torch.no_grad()
     def __call__(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> list[list[Hypothesis]]:
-        """Search for a batch.
+        """Run the search for a batch.
 
         Args:
             source: (sentences, length).
-            bos: what is before the hypotheses.
-            min_len, max_len: tokens before the end, which is not counted.
+            bos: the token before the first token of a hypothesis.
+            min_len, max_len: smallest and largest number of tokens before the end.
 
         Raises:
-            RuntimeError: a sentence could not end.
+            RuntimeError: no hypothesis of a sentence could end.
         """
         sentences, length = source.shape
         size = rounded(sentences), max(8, rounded(length)), max(32, rounded(max_len + 1))
@@ -83,7 +84,7 @@ class CapturedSearch:
                 self.models, self.rules, sentences=sentences, length=length, longest=longest, device=device
             )
             graphs = self._sizes[size] = _Graphs(search, pool)
-            # read where they are now, added positions too; held, so that no others can come to lie there
+            # after positions were added; kept alive, so that no other tensors can get the addresses that graphs read
             graphs.weights = [t.detach() for t in self._present_weights()]
             self._places = [t.data_ptr() for t in graphs.weights]
         self._sizes.move_to_end(size)
@@ -101,13 +102,13 @@ class CapturedSearch:
 
 @functools.cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """The stream of all captures on a device. Each stream has a workspace of its own for products, which stays."""
+    """Return the one stream for all captures on a device: each stream keeps a workspace for matrix products."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Have Python free nothing that nobody asks it to: it might be a graph, while another is captured."""
+    """Disable garbage collection: freeing an old CUDA graph during a capture would invalidate the capture."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -118,10 +119,10 @@ def uncollected() -> Iterator[None]:
 
 
 class _Graphs:
-    """The two functions of a search, captured where it is on a GPU.
+    """The two functions of a search, captured as graphs if it is on a GPU.
 
     Attributes:
-        weights: all tensors of the models, which they read where they are.
+        weights: all parameters and buffers of the models. The graphs read them at these addresses.
     """
 
     weights: list[Tensor]
@@ -136,18 +137,18 @@ class _Graphs:
     def _capture(self) -> None:
         side = _side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled and libraries opened before
+        with torch.cuda.stream(side):  # run once before: compiles kernels, loads libraries
             self.search.begin()
             self.search.step()
             torch.cuda.synchronize()
-            # the step reads what the capture of the beginning keeps of the source
+            # in this order: the step reads keys and values of the source that the first graph computes
             self.begin = self._captured(self.search.begin)
             self.step = self._captured(self.search.step)
         torch.cuda.current_stream().wait_stream(side)
 
     def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with uncollected():  # torch.cuda.graph collects and empties caches before, which takes long
+        with uncollected():  # not torch.cuda.graph, which first collects garbage and empties caches: that is slow
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 function()
@@ -158,10 +159,10 @@ class _Graphs:
 
 
 def _any_later(flags: Tensor) -> Callable[[], bool]:
-    """Begin to copy flags to the host; returns what waits for the copy, and tells if any is set."""
+    """Start to copy flags to the host. Return a function that waits for the copy, and returns True if any is set."""
     if not flags.is_cuda:
-        now = flags.clone()
-        return lambda: bool(now.any())
+        present = flags.clone()
+        return lambda: bool(present.any())
     copied = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
     copied.copy_(flags, non_blocking=True)
     event = torch.cuda.Event()

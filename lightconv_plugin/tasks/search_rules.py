@@ -1,8 +1,8 @@
 """The part of beam search that is the same with CUDA graphs and without: its options, its state and its results.
 
-A search of S sentences with a beam of B has N = S * B rows. A row is a hypothesis that goes on; those of a sentence lie
-together, the best first. Of every step the state (``ops.Beams``) keeps what each row added and which row of the step
-before it continued. For two sentences and a beam of 3:
+A search of S sentences with a beam of B has N = S * B rows. A row is an unfinished hypothesis; those of a sentence are
+adjacent, the best first. For every step, the state (``ops.Beams``) stores the token that each row added, and the row of
+the previous step that it continued. For two sentences and a beam of 3:
 
     row          0   1   2 | 3   4   5
     sentence     0   0   0 | 1   1   1        row // B
@@ -13,8 +13,8 @@ before it continued. For two sentences and a beam of 3:
     step 2  parents     1   0   1 | ...       row 0 continues row 1 of step 1: its tokens are a e g
             words       g   h   i | ...
 
-A hypothesis that ended in step t is known by t and by the row of step t - 1 that it continued: (3, 0) is a e g and the
-end. Following ``parents`` back to step 0 gives its tokens. Before step 0 all rows of a sentence are the same.
+A hypothesis that ended in step t is identified by t and by the row of step t - 1 that it continued: (3, 0) is a e g and
+the end. Following ``parents`` back to step 0 gives its tokens. Before step 0, all rows of a sentence are the same.
 """
 
 import itertools
@@ -32,7 +32,7 @@ Hypothesis = dict[str, Tensor]
 
 _NO_END = (
     "no hypothesis of {} sentences could end after {} tokens: "
-    "the model gives the end of a sentence no probability, or one that is not a number"
+    "the model gives the end of a sentence a probability of 0 or NaN"
 )
 
 
@@ -41,9 +41,9 @@ class Rules:
     """Options of a search, which hold for all its batches.
 
     Attributes:
-        penalty: a score is a log-probability over ``length ** penalty``; the end counts.
-        stepwise: the penalty has a part in every step, see ``length_penalty``.
-        ngram: the length of n-grams that no hypothesis may repeat; 0 for none.
+        penalty: a score is a log-probability divided by ``length ** penalty``; the length includes the end.
+        stepwise: the penalty is applied at every step, see ``length_penalty``.
+        ngram: the length of n-grams that no hypothesis may repeat; 0 for no limit.
     """
 
     beam: int
@@ -57,13 +57,13 @@ class Rules:
     ngram: int = 0
 
     def joint_logits(self, logits: list[Tensor], tokens: Tensor) -> Tensor:
-        """Return logits (N, V) whose probabilities are the mean of several models', but 0 for a repeated n-gram.
+        """Return logits (N, V) of the mean of the models' probabilities, with 0 for tokens that repeat an n-gram.
 
-        Nothing here waits for a GPU.
+        The host does not wait for a GPU here.
 
         Args:
-            logits: (N, V), of each model.
-            tokens: (N, T), those so far.
+            logits: one tensor (N, V) per model.
+            tokens: (N, T), the tokens so far.
         """
         joint = logits[0]
         if len(logits) > 1:
@@ -71,7 +71,7 @@ class Rules:
             joint = self.temperature * torch.stack(log_probabilities).logsumexp(dim=0)
         if not self.ngram:
             return joint
-        # the softmax is over all logits, so pad, which is never taken, gets the probability that banned tokens lose
+        # the softmax is over all logits, so pad, which is never chosen, gets the probability of the banned tokens
         joint = joint.float()
         banned = self._repeating(tokens).sort(dim=1).values
         is_counted = F.pad(banned[:, 1:] == banned[:, :-1], (1, 0)) | (banned == self.pad)
@@ -115,36 +115,35 @@ class Rules:
         )
 
     def results(self, beams: ops.Beams, sentences: int) -> list[list[Hypothesis]]:
-        """Return the hypotheses of the first sentences in fairseq's form, on the CPU, each sentence's best first.
+        """Return the hypotheses of the first ``sentences`` sentences in fairseq's form, on the CPU, the best first.
 
-        Below, S are the sentences, B the beam, T the steps of the longest hypothesis, and E = S * B its slots for
-        hypotheses that ended.
+        In the comments, S is the number of sentences, B the beam, T the number of steps of the longest hypothesis, and
+        E = S * B the number of slots for finished hypotheses.
 
         Raises:
-            RuntimeError: a sentence has not come to its end.
+            RuntimeError: no hypothesis of a sentence could end.
         """
         if unfinished := int(beams.open.sum()):
             raise RuntimeError(_NO_END.format(unfinished, int(beams.limits[2])))
-        end_step, row, totals = (held[:sentences].cpu() for held in (beams.steps, beams.rows, beams.totals))  # (S, B)
+        end_step, row, totals = (slots[:sentences].cpu() for slots in (beams.steps, beams.rows, beams.totals))  # (S, B)
         longest = int(end_step.max()) + 1
         words, parents, sums = (table[:longest].cpu() for table in (beams.words, beams.parents, beams.sums))  # (T, N)
         rows = self._trace_back(parents, row.flatten(), end_step.flatten(), longest)
 
         penalties = torch.tensor([length**self.penalty for length in range(1, longest + 1)], dtype=totals.dtype)
         scores = totals / penalties[end_step]
-        order = (
-            (-scores).masked_fill(end_step == ops.NEVER, math.inf).sort(dim=1, stable=True).indices
-        )  # the best first
+        # the best first
+        order = (-scores).masked_fill(end_step == ops.NEVER, math.inf).sort(dim=1, stable=True).indices
         end_step, scores, totals = (value.gather(1, order) for value in (end_step, scores, totals))
         order = order.unsqueeze(2).expand(-1, -1, longest)
-        # (T, N) by the rows of each hypothesis to (S, B, T)
+        # from (T, N) to (S, B, T), by the rows of each hypothesis
         words, sums = (
             table.gather(1, rows).t().reshape(*end_step.shape, -1).gather(1, order) for table in (words, sums)
         )
         last = end_step.clamp(min=0).unsqueeze(2)
         words.scatter_(2, last, self.eos)
         sums.scatter_(2, last, totals.unsqueeze(2))
-        sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]  # sums of log-probabilities to those of each token
+        sums[:, :, 1:] = sums[:, :, 1:] - sums[:, :, :-1]  # from sums of log-probabilities to one per token
 
         has_ended, is_written = end_step != ops.NEVER, torch.arange(longest) <= end_step.unsqueeze(2)
         lengths, empty = (end_step[has_ended] + 1).tolist(), torch.empty(0)
@@ -164,11 +163,11 @@ class Rules:
 
     @staticmethod
     def _trace_back(parents: Tensor, row: Tensor, end_step: Tensor, longest: int) -> Tensor:
-        """Return the rows (T, E) whose tokens make up E hypotheses; behind a hypothesis' end any row.
+        """Return the rows (T, E) whose tokens make up E hypotheses; after the end of a hypothesis, any row.
 
         Args:
             parents: (T, N).
-            row: (E,), the row that each ended from.
+            row: (E,), the last row of each hypothesis.
             end_step: (E,), the step in which it ended.
         """
         rows = torch.zeros(longest, len(row), dtype=torch.long)

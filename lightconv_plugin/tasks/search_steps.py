@@ -1,4 +1,4 @@
-"""Beam search with all of its state in tensors of fixed shapes: a step asks the host nothing, so a graph can hold it.
+"""Beam search with its state in tensors of fixed shapes. A step needs nothing from the host, so a graph can hold it.
 
 ``BeamSearchGenerator`` is the reference implementation. There a finished sentence leaves the decoder's batch; here it
 stays and is ignored.
@@ -17,12 +17,12 @@ from lightconv_plugin.tasks.search_rules import Rules
 
 
 class DeviceSearch:
-    """A search of up to ``sentences`` sources of up to ``length`` tokens, in steps that have one shape.
+    """A search for up to ``sentences`` sources of up to ``length`` tokens. All steps have the same shapes.
 
     Args:
-        models: encoder-decoders of ours, in evaluation; the mean of their probabilities counts.
-        rules: of the search.
-        longest: tokens of a hypothesis, its end included, at most.
+        models: our encoder-decoders, in evaluation mode; their probabilities are averaged.
+        rules: the options of the search.
+        longest: largest number of tokens of a hypothesis, including its end.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class DeviceSearch:
         # each hypothesis' tokens, the newest last
         self.history = self.bos.new_zeros(sentences * rules.beam, longest if rules.ngram else 0)
         self.first_scores = torch.full((sentences, rules.beam), -math.inf, device=device)
-        self.first_scores[:, :1] = 0  # before the first token all hypotheses are one
+        self.first_scores[:, :1] = 0  # before the first token, all hypotheses are the same: the first one counts
         self._make_states()
 
     @property
     def step_number(self) -> Tensor:
-        """(1,), counted from 0."""
+        """Number of the step, (1,), counted from 0."""
         return self.beams.limits[:1]
 
     def _make_states(self) -> None:
-        """Take a step to learn what the decoder keeps, and keep it where it is from then on."""
+        """Run a step to create the decoders' states. From then on, their tensors keep their addresses."""
         for model in self.models:
             model.decoder.reserve_positions(len(self.beams.words))
         self.states: list[dict[str, Any]] = [{} for _ in self.models]
@@ -65,7 +65,7 @@ class DeviceSearch:
         ]
         rings = [entry for _, _, entry in self.kept if "ring" in entry]
         widths = [len(entry["ring"]) for entry in rings]
-        # of all layers in one tensor: they are re-ordered alike, and forgotten
+        # one tensor for all layers: all tables are reordered and reset together
         ancestors = self.bos.new_zeros(sum(widths), len(self.beams.newest), dtype=torch.int32)
         self.positions = self.bos.new_zeros(len(rings), 1)
         for entry, table, position in zip(rings, ancestors.split(widths), self.positions, strict=True):
@@ -77,27 +77,27 @@ class DeviceSearch:
             model.decoder.read_source(model.encoder(self.source, None), state, len(self.beams.newest))
 
     def _decode(self) -> list[Tensor]:
-        """Each model's logits of the next token of every hypothesis."""
+        """Return each model's logits for the next token of every hypothesis."""
         return [
             model.decoder.step(self.beams.newest, self.step_number, state)
             for model, state in zip(self.models, self.states, strict=True)
         ]
 
     def give(self, source: Tensor, *, bos: int, min_len: int, max_len: int) -> None:
-        """Take a batch (sentences, length), neither larger than the search's; a host's part, before ``begin``."""
+        """Set the batch (sentences, length), which must fit the search. Call it before ``begin``, not in a graph."""
         self.source.fill_(self.rules.pad)
         self.source[: source.shape[0], : source.shape[1]].copy_(source)
         self.bos.fill_(bos)
-        for place, number in enumerate((0, min_len, max_len)):
-            self.beams.limits[place].fill_(number)
+        for index, number in enumerate((0, min_len, max_len)):
+            self.beams.limits[index].fill_(number)
         self.beams.open.fill_(False)
         self.beams.open[: source.shape[0]].fill_(True)
 
     def begin(self) -> None:
-        """Read the source, and forget the batch before."""
+        """Read the source, and reset the state that the previous batch left."""
         self._read_source()
         for module, state, entry in self.kept:
-            for value in () if "ring" in entry else entry.values():  # of a ring a step reads no more than is written
+            for value in () if "ring" in entry else entry.values():  # of a ring, steps read only what they wrote
                 value.zero_()
             module.set_incremental_state(state, dict(entry))
         beams = self.beams
@@ -105,7 +105,7 @@ class DeviceSearch:
             value.zero_()
         beams.newest.copy_(self.bos.expand_as(beams.newest))
         self.history.fill_(self.rules.pad)
-        if self.rules.ngram > 1:  # fairseq lets the first token be repeated by itself
+        if self.rules.ngram > 1:  # fairseq's 1-grams do not include the start symbol
             self.history[:, -1].copy_(beams.newest)
         beams.scores.copy_(self.first_scores.flatten())
         beams.steps.fill_(ops.NEVER)

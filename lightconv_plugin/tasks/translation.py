@@ -20,43 +20,43 @@ class FastTranslationConfig(TranslationConfig):
         default=None,
         metadata={
             "help": "alpha of the length penalty ((5 + length) / 6)**alpha (Wu et al., 2016), by which finished and "
-            "unfinished hypotheses are compared at every step of the search; in place of --lenpen"
+            "unfinished hypotheses are compared at every step of the search; replaces --lenpen"
         },
     )
 
 
 class FastDictionary(Dictionary):
-    """fairseq's, which reads tensors number by number: on a GPU it waits for each."""
+    """fairseq's dictionary, but a tensor is copied to the host at once. fairseq waits for a GPU at every number."""
 
-    def string(self, tensor: Any, *others: Any, **options: Any) -> str:
+    def string(self, tensor: Any, *arguments: Any, **options: Any) -> str:
         if torch.is_tensor(tensor) and tensor.dim() == 1:
             tensor = tensor.tolist()
-        text: str = super().string(tensor, *others, **options)
+        text: str = super().string(tensor, *arguments, **options)
         return text
 
 
 class CleanText:
-    """One of fairseq's ways to cut text into units, after the text is cleaned (``units.clean_text``)."""
+    """One of fairseq's subword encoders, which gets cleaned text (``units.clean_text``)."""
 
     def __init__(self, cutter: Any) -> None:
         self._cutter, self.decode = cutter, cutter.decode
 
     def encode(self, line: str) -> str:
-        """Return the units of a line."""
-        units: str = self._cutter.encode(clean_text(line))
-        return units
+        """Clean a line and return its subwords."""
+        subwords: str = self._cutter.encode(clean_text(line))
+        return subwords
 
 
 @register_task("pla_translation", dataclass=FastTranslationConfig)
 class FastTranslationTask(TranslationTask):
-    """``translation`` in all but the speed of beam search. Serves every model, and checkpoints of either task."""
+    """fairseq's ``translation`` with a faster beam search, for every model, and for checkpoints of either task."""
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Dictionary:
         return FastDictionary.load(filename)
 
     def build_bpe(self, args: Any) -> Any:
-        """Return what ``--bpe`` names, for ``fairseq-interactive``; None where text comes in units."""
+        """Return the subword encoder that ``--bpe`` names, for ``fairseq-interactive``; None without ``--bpe``."""
         cutter = super().build_bpe(args)
         return None if cutter is None else CleanText(cutter)
 
@@ -69,11 +69,11 @@ class FastTranslationTask(TranslationTask):
         *others: Any,
         **options: Any,
     ) -> Any:
-        """As fairseq's; a generator asked for by name, and the one of --print-alignment, are fairseq's own.
+        """Build a ``BeamSearchGenerator``; with ``seq_gen_cls`` or --print-alignment, build fairseq's generator.
 
         Raises:
-            ValueError: those and a stepwise length penalty are asked for, or others that do not go together; a flag has
-                a value that no search can have.
+            ValueError: the value of a flag is out of range, or a stepwise length penalty is combined with fairseq's
+                generator or with flags that it excludes.
         """
         if refusal := limits.refused(args):
             name, expected = refusal
@@ -83,6 +83,6 @@ class FastTranslationTask(TranslationTask):
             seq_gen_cls = BeamSearchGenerator
             extra_gen_cls_kwargs = {**(extra_gen_cls_kwargs or {}), "stepwise_length_penalty": alpha}
         elif alpha is not None:
-            other = "--print-alignment" if seq_gen_cls is None else seq_gen_cls.__name__
-            raise ValueError(f"--stepwise-length-penalty is for pla_translation's own generator; take {other} away")
+            conflict = "--print-alignment" if seq_gen_cls is None else seq_gen_cls.__name__
+            raise ValueError(f"--stepwise-length-penalty is for pla_translation's own generator; remove {conflict}")
         return super().build_generator(models, args, seq_gen_cls, extra_gen_cls_kwargs, *others, **options)

@@ -1,4 +1,4 @@
-"""Captured training (``--cuda-graphs``): CUDA graphs make the updates on a GPU, without Python in their loop."""
+"""Captured training (``--cuda-graphs``): updates on a GPU replay CUDA graphs instead of running the model's Python."""
 
 from lightconv_plugin.compat.training import add_flag, make_trainers
 from lightconv_plugin.training.trainer import HELP, OPTION, CapturedTrainer

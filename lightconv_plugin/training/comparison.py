@@ -19,12 +19,12 @@ from lightconv_plugin.modules import Dropout
 from lightconv_plugin.training.state import CannotCapture, changed, host_random_numbers
 from lightconv_plugin.training.updates import SAMPLE_SIZE, Updates
 
-# largest difference of a gradient, relative to its norm, that summing in another order explains; of other results, a
-# fifth of it
+# Largest difference of a gradient, relative to its norm, that another order of summation explains. For other results, a
+# fifth of it is allowed.
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-FLOOR = 1e-2  # share of the norm of all gradients, added to the norm of each: some are rounding errors alone
+FLOOR = 1e-2  # share of the norm of all gradients, added to the norm of each: some are only rounding errors
 LEAST_SCALE = 1.0  # smallest loss scale
-SHOWN = 5  # most differences that a message lists
+SHOWN = 5  # largest number of differences that a message lists
 NORM, LOGGED, GRADIENT = "the norm", "the logged ", "the gradient of "
 # modules with dropout, and the attribute that holds its probability
 DROPPING: dict[type[nn.Module], str] = {
@@ -37,9 +37,8 @@ DROPPING: dict[type[nn.Module], str] = {
     Dropout: "p",
 }
 
-Pass = dict[
-    str, Tensor
-]  # results of the forward and backward passes, by their names in messages: numbers, gradients, buffers
+# results of the forward and backward passes, by their names in messages: numbers, gradients, buffers
+Pass = dict[str, Tensor]
 
 
 def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> None:
@@ -49,7 +48,7 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
         samples: the update's batches; empty if this process has none.
 
     Raises:
-        CannotCapture: they differ; the message names the values and by how much they differ.
+        CannotCapture: the gradients differ or are not finite. The message names the values that differ.
     """
     if not samples:
         return
@@ -72,7 +71,7 @@ def compare(trainer: Any, updates: Updates, samples: list[dict[str, Any]]) -> No
     tolerance = TOLERANCES[updates.flat.weight.dtype]
     differing = differences(padded, expected, tolerance, exact) or differences(graphs, called, tolerance, exact)
     if differing:
-        raise CannotCapture(f"an update by graphs is not fairseq's: {'; '.join(differing[:SHOWN])}")
+        raise CannotCapture(f"an update by graphs differs from fairseq's: {'; '.join(differing[:SHOWN])}")
     logged = {name: graphs[LOGGED + name].item() for name in updates.keys}
     log_update(trainer, logged, graphs[SAMPLE_SIZE].item(), graphs[NORM].float())
 
@@ -81,33 +80,36 @@ def differences(results: Pass, expected: Pass, tolerance: float, exact: Iterable
     """Return a sentence with both values for each result that differs between two passes.
 
     Args:
-        tolerance: largest difference allowed, relative to the norm.
+        tolerance: largest difference of gradients, relative to the norm; for other results, a fifth of it is allowed.
         exact: names of the results that must be equal.
     """
     sentences = []
     floor = FLOOR * _norm(tensor for name, tensor in expected.items() if name.startswith(GRADIENT))
     for name in dict.fromkeys([*expected, *results]):
         if name not in results or name not in expected:
-            sentences.append(f"{name} is fairseq's alone" if name in expected else f"{name} is the graphs' alone")
+            sentences.append(f"only {'fairseq computes' if name in expected else 'the graphs compute'} {name}")
             continue
         result, reference = results[name].double(), expected[name].double()
         if torch.equal(result, reference):
             continue
-        apart = _norm([result - reference]) if result.shape == reference.shape else float("inf")
+        distance = _norm([result - reference]) if result.shape == reference.shape else float("inf")
         allowed = tolerance * (_norm([reference]) + floor if name.startswith(GRADIENT) else _norm([reference]) / 5)
-        if not apart <= (0.0 if name in exact else allowed):
+        if not distance <= (0.0 if name in exact else allowed):
             values = f"{_norm([result]):.7g}, expected {_norm([reference]):.7g}"
             is_number = result.ndim == 0
-            sentences.append(f"{name} is {values}" if is_number else f"{name} has norm {values}, {apart:.2g} apart")
+            norms = f"has norm {values}; the difference has norm {distance:.2g}"
+            sentences.append(f"{name} is {values}" if is_number else f"{name} {norms}")
     return sentences
 
 
 def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], scale: float) -> Pass:
-    """Run fairseq's ``train_step`` on the batches; in a trial in which ``_by_updates`` has run, which creates states.
+    """Run fairseq's ``train_step`` on the batches.
+
+    Call it in a trial in which ``_by_updates`` has run. That pass creates states, which would count as changes here.
 
     Raises:
-        CannotCapture: ``train_step`` draws random numbers on the host, changes attributes or logs in a forward pass,
-            none of which a graph repeats.
+        CannotCapture: ``train_step`` draws random numbers on the host, changes attributes or logs in a forward pass. A
+            graph would not repeat this.
     """
     optimizer, updates_made = trainer.optimizer, trainer.get_num_updates()
     numbers: Pass = {}
@@ -126,11 +128,13 @@ def _by_fairseq(trainer: Any, updates: Updates, samples: list[dict[str, Any]], s
                 dtype = torch.int64 if isinstance(number, int) else torch.float64
                 numbers[name] = numbers.get(name, 0) + torch.as_tensor(number, dtype=dtype).detach().cpu()
         if moved := [name for name, state in host_random_numbers(updates.device).items() if drawn[name] != state]:
-            raise CannotCapture(f"random numbers of {' and '.join(moved)} are drawn on the host, once for a graph")
+            raise CannotCapture(
+                f"random numbers of {' and '.join(moved)} are drawn on the host, but only once by a graph"
+            )
         if names := changed(contents, updates.state.contents()):
             raise CannotCapture(f"an update changes values that a graph holds constant: {', '.join(names[:SHOWN])}")
         for aggregator in filter(None, metrics.get_active_aggregators()):
-            raise CannotCapture(f"{', '.join(aggregator)} is logged by a forward pass, which a graph would do once")
+            raise CannotCapture(f"{', '.join(aggregator)} is logged by a forward pass, but only once by a graph")
         gradients = [(param, param.grad) for param in params]
         for param in params:
             param.grad = None

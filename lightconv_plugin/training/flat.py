@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.ops.torch_private import copy_to_all
 
-ALIGNMENT = 64  # elements; every parameter starts at a multiple, where matrix products are fastest
+ALIGNMENT = 64  # in elements; every parameter starts at a multiple of it, where matrix products are fastest
 
 
 class FlatModel:
@@ -20,8 +20,8 @@ class FlatModel:
 
     Args:
         optimizer: fairseq's ``adam``; for float16 or bfloat16, fairseq's wrapper of it.
-        reached: the parameters that have gradients. Of a model in float32, fairseq does not update the rest; of a model
-            in 16 bits, it updates them with a gradient of 0.
+        reached: the parameters that have gradients. In a float32 model, fairseq does not update the others. In a 16-bit
+            model, it updates them with a gradient of 0.
 
     Raises:
         ValueError: Adam's step counts differ between parameters.
@@ -40,7 +40,7 @@ class FlatModel:
         )
         steps = {int(optimizer.optimizer.state.get(master, {}).get("step", 0)) for master, _ in self._masters()}
         if len(steps) > 1:
-            raise ValueError(f"the parameters have made different numbers of Adam's steps: {sorted(steps)}")
+            raise ValueError(f"the parameters have different numbers of Adam steps: {sorted(steps)}")
         (self.steps,) = steps
         first = self.params[0]
         self._offsets, size = [], 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 Shape = tuple[int, ...]  # (sentences, source length, target length); for a language model (sentences, length)
 
-MOST = 32  # most lengths to which sentences are padded; each gives one shape
+MOST = 32  # largest number of lengths to which sentences are padded; each length gives one shape
 
 
 class Padding(NamedTuple):
@@ -43,7 +43,7 @@ def plan(sizes: np.ndarray) -> list[Shape]:
 class FewShapes:
     """Replacement of a dataset's ``batch_by_size`` that groups examples padded to the same lengths into full batches.
 
-    ``--max-tokens`` (padding included) and ``--batch-size`` are the limits, as without it. The dataset's original
+    ``--max-tokens`` (padding included) and ``--batch-size`` limit the batches, as in fairseq. The dataset's original
     method makes the batches if the dataset does not report the lengths of its examples.
 
     Attributes:
@@ -58,13 +58,12 @@ class FewShapes:
         self, indices: Any, max_tokens: Any = None, max_sentences: Any = None, required_batch_size_multiple: int = 1
     ) -> Any:
         remaining, multiple = np.asarray(indices), required_batch_size_multiple
-        sizes = np.asarray(
-            getattr(self.dataset, "sizes", None)
-        )  # read at each call: some datasets draw new examples for each epoch
+        # read at each call, since some datasets draw new examples for each epoch
+        sizes = np.asarray(getattr(self.dataset, "sizes", None))
         is_usable = sizes.dtype != object and sizes.ndim in (1, 2) and len(remaining)
         sizes = sizes.reshape(len(sizes), -1) if is_usable else sizes
         self.shapes, batches = [], []
-        if not is_usable or (max_tokens and sizes[remaining].max() > max_tokens):  # fairseq rejects it
+        if not is_usable or (max_tokens and sizes[remaining].max() > max_tokens):  # fairseq rejects long examples
             return self._original(remaining, max_tokens, max_sentences, multiple)
         for lengths in plan(sizes[remaining]):
             fits = (sizes[remaining] <= lengths).all(axis=1)
@@ -135,8 +134,8 @@ def shape_of(sample: dict[str, Any]) -> Shape:
 def pack(sample: dict[str, Any] | None, packed: Tensor, shape: Shape, padding: Padding) -> None:
     """Pad a batch to a shape, and write it into a tensor of ``room(shape)`` elements.
 
-    Filler sentences consist of an end-of-sentence symbol and have no target. So they change neither loss nor gradients,
-    and attention has a position to attend to; without one it would give NaN.
+    Filler sentences consist of an end-of-sentence symbol and have no target, so they change neither loss nor gradients.
+    The symbol gives attention a position to attend to; without one, it would return NaN.
 
     Args:
         sample: a batch collated by fairseq; None for a batch of filler sentences only.

@@ -1,8 +1,8 @@
-"""State that an update can change beside parameters.
+"""State, apart from parameters, that an update can change: attributes, buffers and random numbers.
 
-It is attributes of modules, criterion and task, buffers, and random numbers. A trial, such as a comparison or the
-passes before a capture, must leave none of it changed: it works on copies of the attributes, and tensors and random
-numbers are put back after it.
+The attributes are those of modules, criterion and task. A trial, such as a comparison or the passes before a capture,
+must leave this state unchanged. It works on copies of the attributes, and tensors and random numbers are restored after
+it.
 """
 
 import io
@@ -28,21 +28,21 @@ from torch import Tensor, nn
 from lightconv_plugin.modules.window import StateKey
 from lightconv_plugin.ops import torch_private
 
-# A copy refers to the same objects of these types: attributes of modules, of a task and of its state, which pickle
-# cannot read, are copied each by itself, tensors are put back by their contents, and no update changes the rest.
+# Objects of these types are not copied: a copy refers to the originals. Pickle cannot read modules, tasks and the state
+# of tasks, so their attributes are copied one by one. The contents of tensors are restored. No update changes the rest.
 SHARED = (
     *(Tensor, nn.Module, StateKey, torch.jit.ScriptFunction),
     *(Dictionary, EpochBatchIterating, FairseqTask, StatefulContainer, torch.utils.data.Dataset),
     *(type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, weakref.ReferenceType),
 )
 CONTAINERS = {dict, list, set, tuple, OrderedDict}
-PLAIN = {bool, bytes, float, int, str, type(None)} | CONTAINERS  # what is met most, and never shared
+PLAIN = {bool, bytes, float, int, str, type(None)} | CONTAINERS  # the most frequent types, none of them in SHARED
 
 Attributes = dict[str, Any]
 
 
 class CannotCapture(Exception):
-    """Updates of this training cannot be graphs; the message says why."""
+    """The updates of this training cannot run as CUDA graphs; the message gives the reason."""
 
 
 class Content(NamedTuple):
@@ -51,7 +51,7 @@ class Content(NamedTuple):
     Attributes:
         written: the value as bytes, without tensors and objects of SHARED.
         tensors: copies of its tensors, except parameters and registered buffers.
-        shared: its remaining objects of SHARED.
+        shared: the other objects of SHARED in it.
     """
 
     written: bytes
@@ -60,7 +60,7 @@ class Content(NamedTuple):
 
 
 class _Pickler(pickle.Pickler):
-    """Writes objects by value, except those of SHARED, which it keeps in a list and writes as numbers."""
+    """Writes objects by value, except those of SHARED, which it collects in a list and writes as indices."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -96,8 +96,8 @@ class State:
     """State of a model, a criterion and a task.
 
     Attributes:
-        owners: all modules, the task and its state, by their names for the log.
-        modules: the modules alone.
+        owners: all modules, the task and the task's state, by their names in messages.
+        modules: the modules of model and criterion.
     """
 
     def __init__(self, model: nn.Module, criterion: nn.Module, task: Any) -> None:
@@ -108,7 +108,7 @@ class State:
         for part in (model, criterion):
             self.owners |= dict(part.named_modules(prefix=type(part).__name__))
         self.modules: list[nn.Module] = [*model.modules(), *criterion.modules()]
-        self._outside: list[Tensor] | None = None  # within a trial, the tensors that were there before it
+        self._outside: list[Tensor] | None = None  # within a trial, the tensors that existed before it
 
     def buffers(self) -> dict[str, Tensor]:
         """Registered buffers by name."""
@@ -131,12 +131,12 @@ class State:
         }
 
     def tensors(self) -> list[Tensor]:
-        """All tensors that modules, criterion and task hold, in containers and objects too, but parameters."""
+        """Return all tensors of modules, criterion and task, also in containers and objects, except parameters."""
         _, shared = self._written()
         return _without_parameters(shared)
 
     def contents(self) -> dict[str, Content]:
-        """All attributes by name, as they are now, but parameters and registered buffers."""
+        """Return the present values of all attributes by name, except parameters and registered buffers."""
         registered = {id(buffer) for buffer in self.buffers().values()}
         contents: dict[str, Content] = {}
         for name, owner in self.owners.items():
@@ -150,7 +150,7 @@ class State:
 
     @contextmanager
     def copied(self) -> Iterator[None]:
-        """Have modules, criterion and task work on copies of their attributes; the originals come back untouched.
+        """Replace the attributes of modules, criterion and task by copies; restore the originals after the block.
 
         Raises:
             CannotCapture: an attribute cannot be copied.
@@ -168,18 +168,18 @@ class State:
 
     @contextmanager
     def kept(self, devices: Iterable[torch.device]) -> Iterator[None]:
-        """Put tensors and random numbers back afterwards: those of torch, also on some devices, numpy and Python."""
+        """Restore tensors after the block, and the random numbers of torch (CPU and ``devices``), numpy and Python."""
         registered = [(module, dict(torch_private.buffers_of(module))) for module in self.modules]
         tensors = self.tensors() if self._outside is None else self._outside
         # no update writes into an expanded tensor
         contents = [(t, t.detach().clone()) for t in tensors if 0 not in t.stride() or t.numel() < 2]
-        numpys, pythons = np.random.get_state(), random.getstate()
+        numpy_state, python_state = np.random.get_state(), random.getstate()
         with torch.random.fork_rng(devices):
             try:
                 yield
             finally:
-                np.random.set_state(numpys)
-                random.setstate(pythons)
+                np.random.set_state(numpy_state)
+                random.setstate(python_state)
                 for module, buffers in registered:
                     torch_private.replace_buffers(module, buffers)
                 with torch.no_grad():
@@ -192,20 +192,20 @@ class State:
             vars(owner).update(attributes[name])
 
     def _written(self) -> tuple[bytes, list[Any]]:
-        """All attributes at once: what two of them share, their copies share."""
+        """Return all attributes as bytes, and their objects of SHARED. An object in two attributes is written once."""
         try:
             return _write({name: vars(owner) for name, owner in self.owners.items()})
         except Exception:
-            self.contents()  # names the attribute
+            self.contents()  # raises an error that names the attribute
             raise
 
     def _named(self, name: str, value: Any) -> tuple[bytes, list[Any]]:
         if type(value) in PLAIN and (not value or type(value) not in CONTAINERS):
-            return repr(value).encode(), []  # several times as fast
+            return repr(value).encode(), []  # several times as fast as pickle
         try:
             return _write(value)
         except Exception as error:
-            raise CannotCapture(f"{name} cannot be copied, as each comparison must ({error})") from error
+            raise CannotCapture(f"{name} cannot be copied ({error}), but comparisons work on copies") from error
 
 
 def _without_parameters(values: list[Any]) -> list[Tensor]:
@@ -220,7 +220,7 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 
 
 def changed(previous: dict[str, Content], present: dict[str, Content]) -> list[str]:
-    """Return the names of the attributes whose values differ, or which one of the two lacks."""
+    """Return the names of the attributes whose values differ, or that only one of the two has."""
 
     def is_same(name: str) -> bool:
         if name not in previous or name not in present:
@@ -235,6 +235,6 @@ def changed(previous: dict[str, Content], present: dict[str, Content]) -> list[s
 
 
 def host_random_numbers(device: torch.device) -> dict[str, Any]:
-    """The states of random numbers that are drawn on the host, by whose they are; for a CPU without torch's own."""
+    """Return the states of the host's random number generators by library, without torch's if the device is a CPU."""
     states = {"Python": random.getstate(), "numpy": pickle.dumps(np.random.get_state())}
     return states if device.type == "cpu" else states | {"torch": torch.get_rng_state().numpy().tobytes()}

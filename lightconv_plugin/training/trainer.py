@@ -1,7 +1,7 @@
-"""``--cuda-graphs``: fairseq-train makes its updates as CUDA graphs, see ``updates``.
+"""``--cuda-graphs``: fairseq-train makes its updates as CUDA graphs (see ``updates``).
 
-Losses, norms, the loss scale, schedules, validation and checkpoints are those of a training without it. What cannot be
-captured is trained as fairseq does it, and the log says why.
+Losses, norms, the loss scale, schedules, validation and checkpoints are the same as without the flag. If a training
+cannot be captured, fairseq makes the updates, and the log gives the reason.
 """
 
 import logging
@@ -30,27 +30,27 @@ from lightconv_plugin.training.updates import LEAD, SAMPLE_SIZE, Numbers, Update
 
 logger = logging.getLogger(__name__)
 
-# fairseq's loop, which an update by graphs stands in for: what overrides one of these methods is not captured
+# methods of fairseq's training loop that an update by graphs replaces: a training that overrides one is not captured
 LOOP: dict[str, tuple[Any, ...]] = {
     "train_step": (FairseqTask.train_step,),
     "optimizer_step": (FairseqTask.optimizer_step,),
     "set_num_updates": (BaseFairseqModel.set_num_updates, FairseqEncoder.set_num_updates),
 }
-BACKENDS = ("c10d", "pytorch_ddp", "legacy_ddp", "no_c10d")  # which average the gradients of whole models
+BACKENDS = ("c10d", "pytorch_ddp", "legacy_ddp", "no_c10d")  # those that average the gradients of whole models
 FEW = 0.9  # share of an epoch's updates; if graphs make fewer, the log says why
 
 OPTION = "cuda_graphs"
 HELP = (
     "make updates as CUDA graphs, several times as fast as one kernel after the other: for Adam, on an NVIDIA GPU; "
-    "what cannot be captured is trained without, and the log says why"
+    "a training that cannot be captured runs without graphs, and the log gives the reason"
 )
 
 
 def refuse(trainer: Any) -> None:
-    """Refuse what a comparison of gradients does not find, and hooks, which a graph would call once.
+    """Reject trainings that a comparison of gradients would wrongly accept, and hooks, which a graph would call once.
 
     Raises:
-        CannotCapture: a graph could not hold this training, and why.
+        CannotCapture: a graph cannot hold this training; the message gives the reason.
     """
     cfg, optimizer, task, criterion = trainer.cfg, trainer.optimizer, trainer.task, trainer.get_criterion()
     inner = optimizer.fp32_optimizer if type(optimizer) is FP16Optimizer else optimizer
@@ -61,9 +61,9 @@ def refuse(trainer: Any) -> None:
         "--store-ema is given": cfg.ema.store_ema,
         f"--ddp-backend {backend} is given": backend not in BACKENDS,
         "--quantization-config-path is given": trainer.quantizer is not None,
-        # each process would stop by a clock of its own
+        # each process would stop by its own clock
         "--stop-time-hours with several processes is given": several and cfg.optimization.stop_time_hours > 0,
-        f"what {type(criterion).__name__} logs cannot be summed up": not task.logging_outputs_can_be_summed(criterion),
+        f"the logs of {type(criterion).__name__} cannot be summed": not task.logging_outputs_can_be_summed(criterion),
     }
     for name, owner in State(trainer.get_model(), criterion, task).owners.items():
         for method, fairseqs in LOOP.items():
@@ -77,18 +77,18 @@ def refuse(trainer: Any) -> None:
 
 
 class CapturedTrainer(Trainer):
-    """fairseq's trainer, whose updates are graphs where they can be; it is made of a ``Trainer`` by ``--cuda-graphs``.
+    """fairseq's trainer, with updates as CUDA graphs where possible. ``--cuda-graphs`` selects it.
 
-    The device may be up to ``LEAD`` updates behind the host. At every update after which fairseq logs, validates, saves
-    or stops, both are at the same place.
+    The device may be up to ``LEAD`` updates behind the host. After an update at which fairseq logs, validates, saves or
+    stops, the host waits until the device has finished.
 
-    At updates 1, 2, 4, 8 and so on since the training was started or resumed, and at the first of each epoch, an update
-    is compared with fairseq's, see ``comparison``: what changes with time is found by its effect. Where they differ,
-    fairseq makes all further updates.
+    Updates 1, 2, 4, 8 and so on since the training was started or resumed, and the first update of each epoch, are
+    compared with fairseq's (see ``comparison``). This also finds the effects of schedules that a graph does not follow.
+    If the results differ, fairseq makes all further updates.
 
     Attributes:
-        updates: what makes the updates; None before the first one, and where fairseq makes them.
-        refusal: the reason why fairseq makes the updates, in words; None if it does not.
+        updates: the captured updates; None before the first update, and if fairseq makes the updates.
+        refusal: the reason why fairseq makes the updates; None if it does not.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -97,13 +97,13 @@ class CapturedTrainer(Trainer):
         self.refusal: str | None = None
         self._batching: shapes.FewShapes | None = None
         self._epoch_iterator: Any = None
-        self._first_batch: tuple[Any, Any] = None, None  # as fairseq collates it, and its sizes by the dataset
+        self._first_batch: tuple[Any, Any] = None, None  # the collated batch, and the dataset's sizes
         self._is_new_epoch = True
         self._seen = 0  # updates since the start, or since a checkpoint was loaded
-        self._compared = 0  # the last update that was compared, counted as fairseq counts
-        self._by_graphs: list[bool] = []  # of each update of this epoch
+        self._compared = 0  # number of the last update that was compared, in fairseq's count
+        self._by_graphs: list[bool] = []  # for each update of this epoch, True if graphs made it
         self._rates: dict[int, float] = {}
-        # read once, since every look into a configuration takes as long as launching some kernels
+        # read once, since reading an option takes as long as launching some kernels
         self._last = self.cfg.optimization.max_update or float("inf")
         intervals = (self.cfg.checkpoint.save_interval_updates, self.cfg.dataset.validate_interval_updates)
         self._intervals = [every for every in (self.cfg.common.log_interval, *intervals) if every > 0]
@@ -116,7 +116,7 @@ class CapturedTrainer(Trainer):
     def get_train_iterator(
         self, epoch: int, combine: bool = True, load_dataset: bool = True, data_selector: Any = None, **options: Any
     ) -> Any:
-        """As fairseq's, of batches in few shapes."""
+        """Return fairseq's iterator, but with batches of few shapes."""
         subset = self.cfg.dataset.train_subset
         if load_dataset:
             logger.info("loading train data for epoch %s", epoch)
@@ -148,7 +148,7 @@ class CapturedTrainer(Trainer):
 
     @metrics.aggregate("train")
     def train_step(self, samples: list[Any], raise_oom: bool = False) -> Any:
-        """As fairseq's. What it logs is of updates that the device has made."""
+        """Make an update, as fairseq's ``train_step``. It logs the updates that the device has finished so far."""
         if self.refusal is None and self._is_compared_next():
             self._compare(samples)
         self._seen += 1
@@ -162,23 +162,23 @@ class CapturedTrainer(Trainer):
         return self._is_new_epoch or number & (number - 1) == 0
 
     def _compare(self, samples: list[Any]) -> None:
-        """Compare the next update with fairseq's, and leave the training to fairseq if they differ, here or anywhere.
+        """Compare the next update with fairseq's. If they differ in any process, leave the training to fairseq.
 
-        Before the first update, make what makes the updates.
+        Before the first update, this also creates ``updates``.
         """
         problem: Exception | None = None
         self._settle()
-        with metrics.aggregate(new_root=True):  # which an exception would leave in disorder
+        with metrics.aggregate(new_root=True):  # an exception would leave the present aggregators in disorder
             try:
                 self._prepare(samples)
                 assert self.updates is not None
                 compare(self, self.updates, [sample for sample in samples if sample])
-            except Exception as error:  # fairseq meets it too, if it is the training's own
+            except Exception as error:  # fairseq raises it again, if the training causes it
                 problem = error
         if self.data_parallel_world_size > 1:
             refused = torch.tensor(float(problem is not None), device=self.device)
             distributed.all_reduce(refused)
-            problem = problem or (CannotCapture("another process refuses") if refused else None)
+            problem = problem or (CannotCapture("another process cannot use graphs") if refused else None)
         update = self.get_num_updates() + 1
         if problem is None:
             self._compared = update
@@ -197,10 +197,10 @@ class CapturedTrainer(Trainer):
         self._leave_to_fairseq(str(problem))
 
     def _prepare(self, samples: list[Any]) -> None:
-        """Make what makes the updates, if need be, and plan for the shapes of this epoch's batches.
+        """Create ``updates`` if necessary, and plan graphs for the shapes of this epoch's batches.
 
         Raises:
-            CannotCapture: a graph could not hold this training, and why.
+            CannotCapture: a graph cannot hold this training; the message gives the reason.
         """
         refuse(self)
         if self.updates is None:
@@ -209,17 +209,17 @@ class CapturedTrainer(Trainer):
             self.updates.plan(self._planned(samples))
 
     def _planned(self, samples: list[Any]) -> list[Shape]:
-        """Return shapes for all batches of this epoch; for these batches where a dataset does not tell its lengths."""
+        """Return the shapes of this epoch's batches, or only of ``samples`` if the dataset does not report lengths."""
         if not self._batching or not self._batching.shapes:
             return [shapes.shape_of(sample) for sample in samples if sample]
         batch, sizes = self._first_batch
-        # in place of a first batch, fairseq has a word where a dataset does not give one so early
+        # fairseq has a string in place of the first batch if the dataset cannot provide it so early
         planned = self._batching.shapes
         return shapes.as_collated(planned, batch, sizes) if isinstance(batch, dict) else planned
 
     def _start(self, planned: list[Shape]) -> None:
         """Take the updates over from fairseq."""
-        # what would average gradients holds nodes of autograd's on the stream it was made on: no capture may touch it
+        # wrappers that average gradients hold autograd nodes of the stream they were made on, which no capture may use
         internals.use_model_itself(self)
         words, dataset = self.task.target_dictionary, getattr(self._epoch_iterator, "dataset", None)
         pads_left = (bool(getattr(dataset, f"left_pad_{side}", False)) for side in ("source", "target"))
@@ -228,14 +228,15 @@ class CapturedTrainer(Trainer):
         control = dict.fromkeys(ending.CONTROL, 0.0) | {"loss_scale": 1.0, "steps": float(flat.steps)}
         if scaler := getattr(self.optimizer, "scaler", None):
             control |= {name: float(getattr(scaler, attribute)) for name, attribute in internals.LOSS_SCALER.items()}
-        self.updates = updates  # from here on buffers are flat, and have to be given back
+        self.updates = updates  # set before ``begin``: ``_leave_to_fairseq`` must undo the flat buffers
         updates.begin(flat, settings_of(self), control)
 
     def _make_updates(self, padding: Padding, planned: list[Shape]) -> Updates:
-        """Make updates for a GPU.
+        """Create the updates for a GPU.
 
         Raises:
-            CannotCapture: there is none, or our kernels do not run on it; something in an update cannot be captured.
+            CannotCapture: the model is not on a GPU, our kernels do not run on it, or an attribute cannot be copied.
+            RuntimeError: something in an update waits for the device.
         """
         if self.device.type != "cuda":
             raise CannotCapture(f"the model is on a {self.device.type}, not on a GPU")
@@ -254,7 +255,7 @@ class CapturedTrainer(Trainer):
         internals.wrap_model_again(self)
 
     def _update(self, updates: Updates, samples: list[Any]) -> dict[str, Any] | None:
-        """Begin an update, and log those that the device has made."""
+        """Start an update, and log those that the device has finished."""
         internals.set_seed(self)
         metrics.log_start_time("train_wall", priority=800, round=0)
         number, rate = self.get_num_updates(), self.optimizer.get_lr()
@@ -283,18 +284,18 @@ class CapturedTrainer(Trainer):
         return self._ends_epoch() or any(self.get_num_updates() % every == 0 for every in self._intervals)
 
     def _log_share(self, updates: Updates) -> None:
-        """Say why graphs made few of an epoch's updates, if they did."""
+        """Log the reason if graphs made few of an epoch's updates."""
         if updates.unfit is not None and self.share_by_graphs < FEW:
             logger.warning(
-                "--cuda-graphs: graphs made %s of the %s updates of this epoch, the others were made one kernel after "
-                "the other, since batches did not fit the shapes that their dataset's sizes foretell: the last one has "
-                "the shape %s (sentences, then words a side), and the largest graph is for %s",
+                "--cuda-graphs: graphs made %s of the %s updates of this epoch. The others were made one kernel after "
+                "the other, since some batches are larger than the dataset's sizes predict: the last one has the shape "
+                "%s (sentences, then the words of each side), and the largest graph is for %s",
                 *(sum(self._by_graphs), len(self._by_graphs), updates.unfit, updates.shapes[0]),
             )
         self._by_graphs, updates.unfit = [], None
 
     def _take(self, sums: Numbers, outcome: Numbers, control: Numbers) -> dict[str, Any] | None:
-        """Log what became of an update; return None for one that was skipped, as fairseq's ``train_step``."""
+        """Log the result of an update. Return None for a skipped update, as fairseq's ``train_step`` does."""
         scaler = getattr(self.optimizer, "scaler", None)
         for name, attribute in internals.LOSS_SCALER.items() if scaler else ():
             setattr(scaler, attribute, control[name] if name == "loss_scale" else int(control[name]))
@@ -307,7 +308,7 @@ class CapturedTrainer(Trainer):
             logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", scale)
             return None
         assert self.updates is not None
-        self.set_num_updates(self.get_num_updates() - len(self.updates.waiting))  # which have changed nothing
+        self.set_num_updates(self.get_num_updates() - len(self.updates.waiting))  # they changed nothing
         self.updates.waiting.clear()
         reason = f"gradients overflow at a loss scale of {scale}" if scaler else "the gradient is not finite"
         path = f"{self.cfg.checkpoint.save_dir}/crash.pt"
@@ -315,11 +316,11 @@ class CapturedTrainer(Trainer):
         self.save_checkpoint(path, {})
         raise FloatingPointError(
             f"{reason} in update {self.get_num_updates() + 1}; the parameters before it are in {path}. "
-            "Train with a lower --lr or with --clip-norm; without --cuda-graphs fairseq names the module"
+            "Train with a lower --lr or with --clip-norm. Without --cuda-graphs, fairseq names the module at fault"
         )
 
     def _settle(self) -> None:
-        """Wait for the device, and bring fairseq's optimizer to where it is."""
+        """Wait for the device, log its updates, and export their result to fairseq's optimizer."""
         if self.updates is not None:
             for made in self.updates.made(0):
                 self._take(*made)

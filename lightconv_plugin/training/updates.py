@@ -1,7 +1,7 @@
-"""Updates of a model as CUDA graphs: forward and backward, one graph a shape of batch, and one graph for the rest.
+"""Updates of a model as CUDA graphs: one per batch shape for the forward and backward passes, and one for the rest.
 
-Nothing in an update waits for the device: learning rate, loss scale, counters and sizes are numbers on it, batches go
-there from pinned memory, and what is logged is read a few updates later.
+The host does not wait for the device during an update. Learning rate, loss scale, counters and sizes are numbers on the
+device, batches are copied from pinned memory, and logged values are read a few updates later.
 """
 
 import sys
@@ -25,19 +25,20 @@ from lightconv_plugin.training.shapes import Padding, Shape
 from lightconv_plugin.training.state import State
 
 LEAD = 3  # updates that the host may be ahead of the device
-SAMPLE_SIZE = "the sample size"  # by which a criterion has the gradient divided
-COUNTS = 2  # at the head of a packed batch: its words and its sentences
-ORDERS = 2 + LEAD  # then, as float64, what ``ending.decide`` is told
+SAMPLE_SIZE = "the sample size"  # name of the number by which the sum of gradients is divided
+COUNTS = 2  # a packed batch begins with its numbers of words and sentences
+ORDERS = 2 + LEAD  # then the ``orders`` of ``ending.decide`` follow, as float64
 HEAD = COUNTS + ORDERS
 
-Numbers = dict[str, float]  # of an update, by name
+Numbers = dict[str, float]  # results of an update, by name
 
 
 class _PaddingIsThere(TorchFunctionMode):
-    """Answers models of fairseq, which ask the device if a batch has padding, that it has.
+    """Makes fairseq's models treat every batch as padded, so that they do not ask the device.
 
-    They mask it then, and the results are the same. They ask ``tokens.eq(padding_idx).any()``, and some the transposed
-    mask. Nothing else is answered: a model of one's own, or a criterion, may divide by the count of what it asks for.
+    The models test ``tokens.eq(padding_idx).any()``, some of them on the transposed mask. Here the test is always true,
+    so they mask padding even if there is none; the results are the same. Other tests are not changed: a model from
+    elsewhere, or a criterion, may for example divide by a count of padding.
     """
 
     def __init__(self, pad: int) -> None:
@@ -68,26 +69,27 @@ class _Graph(NamedTuple):
     """Forward and backward pass of batches of one shape."""
 
     replay: Callable[[], None]
-    reads: list[Tensor]  # that modules may replace, in validation too
+    reads: list[Tensor]  # kept alive here, since modules may replace them, also during validation
 
 
 class Updates:
-    """Updates of one model on one device; ``capture=False`` makes them one kernel after the other, on any device.
+    """Updates of one model on one device. With ``capture=False`` they run one kernel after the other, on any device.
 
     Args:
-        model, criterion, task: fairseq's, not wrapped.
+        model, criterion, task: fairseq's, without wrappers.
         planned: shapes of the batches to come.
-        processes: that train together; their gradients are averaged.
+        processes: number of processes that train together; their gradients are averaged.
 
     Attributes:
-        state: what a trial has to put back.
-        keys: names of what the criterion logs, sorted.
-        reached: the parameters that a loss has gradients of.
-        waiting: of each update that may be under way, an event after it, and where its numbers come to lie.
-        unfit: shape of the last batch that no planned shape holds; None if there was none.
+        state: the state that a trial restores.
+        keys: names of the values that the criterion logs, sorted.
+        reached: the parameters for which the loss has gradients.
+        waiting: for each update that may still be running, an event after it, and the tensor that receives its results.
+        unfit: shape of the last batch that fits into no planned shape; None if there was none.
 
     Raises:
-        CannotCapture: something in an update waits for the device, or a graph could not follow it.
+        CannotCapture: an attribute of a module, the criterion or the task cannot be copied for a trial.
+        RuntimeError: something in an update waits for the device.
     """
 
     def __init__(
@@ -119,12 +121,12 @@ class Updates:
         self._try_largest()
 
     def plan(self, planned: list[Shape]) -> None:
-        """Capture graphs for batches of these shapes from now on; those of other shapes are freed."""
+        """Plan graphs for batches of these shapes, to be captured at first use. Graphs of other shapes are freed."""
         self.shapes = sorted(set(planned), key=shapes.room, reverse=True)  # graphs share memory: the largest first
         _, *self._longest = map(max, zip(*self.shapes, strict=True))
         self._graphs = {shape: graph for shape, graph in self._graphs.items() if shape in self.shapes}
         size = HEAD + shapes.room(self.shapes[0])
-        if size > len(self._packed):  # which graphs read
+        if size > len(self._packed):  # graphs read this buffer, so a new buffer needs new graphs
             self._graphs.clear()
             self._packed = torch.zeros(size, dtype=torch.int64, device=self.device)
             self._counts = self._packed[:COUNTS]
@@ -133,7 +135,7 @@ class Updates:
                 self._rest = self._captured(self._finish)
 
     def _try_largest(self) -> None:
-        """Try the forward and backward pass, and learn what the criterion logs."""
+        """Try the forward and backward passes on the greatest lengths. This sets ``keys`` and ``reached``."""
         with self.trial(), self.aside():
             if self.capture:
                 with library.compiled_together():
@@ -141,8 +143,9 @@ class Updates:
                         self._compute(self._blank((2, *lengths)))
             longest = self._blank((2, *self._longest))
             self._compute(longest)
-            if self.capture:  # the host must not wait: here this raises, and a capture would not recover from it
-                with warnings.catch_warnings(action="ignore"):  # that the mode is young
+            if self.capture:
+                # raise an error if the host waits for the device: a capture would not recover from that
+                with warnings.catch_warnings(action="ignore"):  # about the mode, a prototype
                     torch.cuda.set_sync_debug_mode("error")
                 try:
                     self._compute(longest)
@@ -150,13 +153,13 @@ class Updates:
                     torch.cuda.set_sync_debug_mode("default")
 
     def _blank(self, shape: Shape) -> dict[str, Any]:
-        """Return a batch of a shape on the device, whose sentences are an end alone."""
+        """Return a batch of this shape on the device, with sentences that are only an end-of-sentence symbol."""
         packed = torch.zeros(shapes.room(shape), dtype=torch.int64)
         shapes.pack(None, packed, shape, self.padding)
         return shapes.as_sample(packed.to(self.device), shape, self._counts)
 
     def begin(self, flat: FlatModel, settings: ending.Settings, control: dict[str, float]) -> None:
-        """Take the model's buffers, and the first numbers of ``ending.CONTROL``; then updates may be made."""
+        """Set the model's buffers and the initial values of ``ending.CONTROL``. Call it before the first update."""
         self.flat, self._settings = flat, settings
         self._params, self._grads = flat.params, flat.grads
         numbers = torch.tensor([control[name] for name in ending.CONTROL], dtype=torch.float64, device=self.device)
@@ -171,7 +174,7 @@ class Updates:
         if self.capture:
             self._pool = torch.cuda.graph_pool_handle()
             with self.aside():
-                flat.grad.fill_(torch.nan)  # an update that is skipped
+                flat.grad.fill_(torch.nan)  # so that this update is skipped
                 self._finish()
             self._control.copy_(numbers)
             self._totals.zero_()
@@ -180,7 +183,7 @@ class Updates:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Work on the stream on which graphs are captured, with random numbers and buffers left as they were."""
+        """Run the block on the stream of the captures, and restore tensors and random numbers after it."""
         stream, devices = self._stream, [self.device] if self._stream and self.on_gpu else []
         outside: Any = torch.cuda.current_stream(self.device) if stream else None
         with torch.cuda.stream(stream) if stream else nullcontext():
@@ -194,11 +197,11 @@ class Updates:
                     outside.wait_stream(stream)
 
     def trial(self) -> Any:
-        """Context in which modules, criterion and task are copies that may change."""
+        """Return a context in which the attributes of modules, criterion and task are copies, which may change."""
         return self.state.copied()
 
     def _compute(self, sample: dict[str, Any], sums: list[Tensor] | None = None) -> Tensor:
-        """Add the gradients of the scaled loss to ``sums``, by parameter; return the numbers to be summed up."""
+        """Add the scaled loss's gradients to ``sums``, one per parameter. Return the sample size and logged values."""
         sums = list(map(torch.zeros_like, self._params)) if sums is None else sums
         self.model.train()  # as fairseq before every update
         self.criterion.train()
@@ -208,15 +211,15 @@ class Updates:
         counted = {SAMPLE_SIZE: sample_size} | {name: logged[name] for name in self.keys}
         numbers = [self._number(number, len(sample["target"])) for number in counted.values()]
         gradients = torch.autograd.grad(loss * self._scale.to(loss.dtype), self._params, allow_unused=True)
-        reached = {at: gradient.contiguous() for at, gradient in enumerate(gradients) if gradient is not None}
-        self.reached = {self._params[at] for at in reached}
-        add_to_all([sums[at] for at in reached], list(reached.values()))
+        reached = {index: gradient.contiguous() for index, gradient in enumerate(gradients) if gradient is not None}
+        self.reached = {self._params[index] for index in reached}
+        add_to_all([sums[index] for index in reached], list(reached.values()))
         return torch.stack(numbers)
 
     def _number(self, number: Any, sentences: int) -> Tensor:
-        """Return a number of the criterion's, in float64 on the device.
+        """Return a number that the criterion computed, in float64 on the device.
 
-        Python's number of sentences becomes that of the batch without the sentences that fill it up.
+        If it is a Python number and equal to ``sentences``, it is replaced by the number without filler sentences.
         """
         if not torch.is_tensor(number):
             is_count = number == sentences
@@ -224,20 +227,20 @@ class Updates:
         return number.detach().double().reshape(())
 
     def _add(self, sample: dict[str, Any]) -> None:
-        """Make the forward and backward pass of a batch."""
+        """Run the forward and backward passes of a batch, and add up its gradients and numbers."""
         self._totals.add_(self._compute(sample, self._grads))
 
     @torch.no_grad()
     def _finish(self) -> None:
-        """Make the rest of an update: norm, clipping, loss scale, Adam."""
+        """Finish an update: norm, clipping, loss scale, Adam."""
         norm = torch.linalg.vector_norm(self.flat.grad, dtype=torch.float32)
-        size = self._totals[:1] / self.processes  # of which the gradients are the mean
+        size = self._totals[:1] / self.processes  # since the gradients are means over the processes
         ending.decide(norm, size, self._orders, self._settings, self._vector, self._control, self._outcome)
         flat = self.flat
         weight = None if flat.param is flat.weight else flat.weight
         ending.adam(flat.param, flat.grad, flat.exp_avg, flat.exp_avg_sq, weight, self._outcome, self._settings)
         torch.cat([self._totals, self._outcome, self._control], out=self._record)
-        # zeros; but NaN after an update that ends the training, so that no later one changes anything
+        # reset the sums to 0; after an update that ends the training, to NaN, so that later updates change nothing
         applied, _, floor = self._outcome[:3]
         if self._settings.scaled:
             torch.special.xlogy(floor, self._minus, out=self._totals)
@@ -245,7 +248,7 @@ class Updates:
             torch.div(self._zeros, applied, out=self._totals)
 
     def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture a function, which has been called before; return what replays it."""
+        """Capture a function that has already run once; return a function that replays it."""
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         with self.aside(), uncollected(), capture:
@@ -263,11 +266,11 @@ class Updates:
         return self._graphs[shape]
 
     def update(self, samples: list[dict[str, Any] | None], rates: list[float]) -> bool:
-        """Begin an update on some batches; return True if graphs make all of it.
+        """Start an update on some batches; return True if graphs make all of it.
 
         Args:
-            samples: as fairseq collates them, on the host; None for a process that has no batch left.
-            rates: the learning rate if 0, 1, ... of the last updates should turn out to have been skipped.
+            samples: batches as fairseq collates them, on the host; None if this process has no batch left.
+            rates: the learning rates in case 0, 1, ... of the last updates turn out to be skipped.
         """
         by_graphs = self._launch(samples, rates)
         if self.processes > 1:
@@ -283,11 +286,11 @@ class Updates:
         return by_graphs
 
     def _launch(self, samples: list[Any], rates: list[float], *, graphs: bool = True, wider: int = 0) -> bool:
-        """Begin the forward and backward passes of some batches; return True if graphs make all of them.
+        """Start the forward and backward passes of some batches; return True if graphs make all of them.
 
         Args:
-            graphs: replay them; else the functions that they were captured from are called.
-            wider: sentences and words to pad to beyond a graph's shape, none longer than the longest.
+            graphs: True to replay graphs, False to call the functions that they were captured from.
+            wider: number of sentences and of words to add to a graph's shape. Lengths stay within the longest planned.
         """
         replayed = True
         for sample in samples:
@@ -307,11 +310,11 @@ class Updates:
         return replayed
 
     def tried(self, samples: list[Any], scale: float, **options: Any) -> tuple[Tensor, list[Tensor]]:
-        """Return what an update would begin with: the criterion's numbers, and gradients by parameter.
+        """Run only the forward and backward passes; return the criterion's numbers, and a gradient per parameter.
 
         Args:
-            scale: of the loss.
-            options: of ``_launch``.
+            scale: the loss scale.
+            options: options of ``_launch``.
         """
         previous_scale = self._scale.clone()
         self._scale.fill_(scale)
@@ -323,9 +326,9 @@ class Updates:
         return results
 
     def _send(self, sample: dict[str, Any] | None, shape: Shape, rates: list[float]) -> Tensor:
-        """Copy a batch and its numbers to the device; return it there, after its head."""
+        """Copy a batch to the device, after a head with its counts and ``rates``; return both as one tensor."""
         size = HEAD + shapes.room(shape)
-        # PyTorch gives pinned memory to nobody else before it has been copied
+        # PyTorch does not reuse this pinned memory before the copy has finished
         stage = torch.empty(size, dtype=torch.int64, pin_memory=self.on_gpu)
         stage[:COUNTS] = torch.tensor((0, 0) if sample is None else (sample["ntokens"], len(sample["target"])))
         orders = torch.tensor([float(self._known_skips), *rates], dtype=torch.float64)
@@ -339,14 +342,14 @@ class Updates:
         return packed
 
     def export(self) -> None:
-        """Write parameters and moments into fairseq's optimizer; waits for the device."""
+        """Write parameters and moments into fairseq's optimizer. This waits for the device."""
         self.flat.export(int(self._control[ending.CONTROL.index("steps")].item()))
 
     def made(self, ahead: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
-        """Results of updates, the oldest first, until at most ``ahead`` of them may still be under way.
+        """Yield the results of updates, the oldest first, until at most ``ahead`` updates may still be running.
 
-        Each is the sample size and the criterion's logging output, summed over all batches and processes; then outcome
-        and control, see ``ops.fused.update``, as the update left them.
+        Each result has three parts: the sample size and the criterion's logged values, summed over all batches and
+        processes; the outcome; and the control numbers after the update (see ``ops.fused.update``).
         """
         while len(self.waiting) > ahead:
             event, numbers = self.waiting.popleft()

@@ -38,7 +38,7 @@ class Row(NamedTuple):
     """A row of the table."""
 
     names: str
-    mends: str
+    purpose: str
     without: str
     test: str
 
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 def read_table() -> dict[str, Row]:
     """Return the rows of the table by function; several functions may share one."""
     rows: dict[str, Row] = {}
-    pattern = r"^(\S.*)\n    names    (.+)\n    mends    (.+)\n    without  (.+)\n    test     (.+)$"
+    pattern = r"^(\S.*)\n    names    (.+)\n    purpose  (.+)\n    without  (.+)\n    test     (.+)$"
     for functions, *cells in re.findall(pattern, compat.__doc__ or "", flags=re.M):
         rows |= dict.fromkeys(functions.split(", "), Row(*cells))
     return rows

@@ -141,9 +141,9 @@ def test_text_is_cleaned_as_in_preparation_on_every_way_into_a_model(cut, tmp_pa
     ("words", "units", "steps"),
     [
         (["Th@@", "is", "&apos;s"], SUBWORD_NMT, ["tokenised by Moses"]),
-        (["中@@", "国", "的"], SUBWORD_NMT, ["parted into words by blanks"]),
-        (["བོད་@@", "ཡིག་", "the"], SUBWORD_NMT, ["parted into words by blanks"]),
-        (["ｶﾅ@@", "ｶﾀ", "the"], SUBWORD_NMT, ["parted into words by blanks"]),
+        (["中@@", "国", "的"], SUBWORD_NMT, ["split into words by spaces"]),
+        (["བོད་@@", "ཡིག་", "the"], SUBWORD_NMT, ["split into words by spaces"]),
+        (["ｶﾅ@@", "ｶﾀ", "the"], SUBWORD_NMT, ["split into words by spaces"]),
         (["한국@@", "어", "the"], SUBWORD_NMT, []),
         (["\u2581this", "国"], SENTENCEPIECE, []),
         (["@@", "\u2581", *(f"Word{n}" for n in range(100))], None, []),

@@ -64,9 +64,9 @@ def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(preci
     assert program.returncode == 1
     warning, error = program.stderr.splitlines()
     assert warning.startswith(
-        f"line {len(LINES) + 2}: the model does not know 2 of its 3 words. It takes text in units: c"
+        f"line {len(LINES) + 2}: the model does not know 2 of its 3 words. It expects subwords: split"
     )
-    assert error == f"error: line {len(LINES) + 4} has 60 units; the model takes 59 at most"
+    assert error == f"error: line {len(LINES) + 4} has 60 subwords; the model takes at most 59"
     words, model = (exported / "target.txt").read_text().split("\n"), decode.Model(exported, precision)
     expected = [decode.search(model, source, 2, LONGEST)[0][1][:-1] for source in sources]
     assert program.stdout.split("\n")[:-1] == [" ".join(words[token] for token in tokens) for tokens in expected]
@@ -116,6 +116,14 @@ def test_an_export_without_int8_says_so(exported, tmp_path):
     done = run_alone(older, "--precision", "int8", lines=LINES)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {older} has no graphs in int8; export the model again\n"
+
+
+def test_a_language_model_is_not_searched(exported, tmp_path):
+    """An export of a language model has no encoder and no source.txt."""
+    no_source = shutil.copytree(exported, tmp_path / "lm", ignore=shutil.ignore_patterns("encoder*", "source.txt"))
+    done = run_alone(no_source, lines=LINES)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {no_source} is a language model, which translates nothing; ")
 
 
 def test_padding_is_never_taken(model, monkeypatch):

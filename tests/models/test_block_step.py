@@ -26,7 +26,7 @@ def compiled():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Return how many rows the operator was given, call by call."""
+    """List of the numbers of rows in the calls of the operator."""
     seen: list[int] = []
     operator = ops.decoder_block
 
@@ -50,7 +50,7 @@ def decoder_block(**options):
 
 
 def follow(block, orders, *, padded, width=16):
-    """Steps of the block through beam search; each against the block over all positions, in float64."""
+    """Run steps of the block through beam search, each compared with the block over all positions in float64."""
     exact = copy.deepcopy(block).double()
     sentences = max(orders[0]) + 1
     source = torch.randn(S, sentences, 16)
@@ -79,7 +79,7 @@ ORDERS = [[0, 1, 2], [0, 0, 1, 1, 2, 2], [1, 0, 3, 2, 4, 4], [2, 3, 4, 5], [3, 3
 @pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
 @pytest.mark.parametrize("glu", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_step_is_the_block(conv, glu, norm_first, calls, cpu):  # noqa: F811
+def test_a_step_equals_the_block(conv, glu, norm_first, calls, cpu):  # noqa: F811
     block = decoder_block(decoder_conv_type=conv, decoder_glu=glu, decoder_normalize_before=norm_first)
     follow(block, ORDERS, padded=True)
     assert calls == [len(order) for order in ORDERS[1:]]  # the first step makes the states
@@ -157,7 +157,7 @@ def test_many_rows_run_part_by_part_and_few_at_once(calls):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
 def test_with_packed_weights_many_rows_run_at_once(conv, precision, calls, monkeypatch):
-    """And give what the parts give one after the other, whose products have the same operands."""
+    """The result is that of the parts run one by one, whose products have the same operands."""
     with products_in(precision):
         block = decoder_block(decoder_conv_type=conv)
         packed = with_packed_weights(block)
@@ -176,7 +176,7 @@ def test_the_operator_has_the_names_of_the_weights():
 
 
 @torch.no_grad()
-def test_who_looks_at_the_attention_gets_it(calls):
+def test_attention_weights_are_returned_on_request(calls):
     block = decoder_block(decoder_conv_type="dynamic")
     state: dict = {}
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_who_looks_at_the_attention_gets_it(calls):
 
 
 @torch.no_grad()
-def test_the_operator_refuses_what_does_not_fit(calls):
+def test_the_operator_refuses_tensors_that_do_not_fit(calls):
     block, x = decoder_block(decoder_conv_type="dynamic"), torch.randn(1, 2, 16)
     state: dict = {}
     block(x, torch.randn(S, 2, 16), torch.zeros(2, S, dtype=torch.bool), state)

@@ -67,7 +67,7 @@ def test_steps_are_the_full_pass_with_beams_reordered(model):
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @torch.no_grad()
 def test_several_tokens_a_step_are_those_of_the_full_pass(model, backend, monkeypatch):
-    """A prompt in one step, then two drafts: the first is rejected except for one token, the second is accepted."""
+    """One step reads a prompt, later ones two drafts: one token of the first is accepted, and all of the second."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     words, source = common.tokens(6, 20, seed=1), source_of(model)
     state: dict = {}

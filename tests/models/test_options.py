@@ -81,7 +81,7 @@ def test_a_flag_overrides_a_switch_of_an_architecture(name):
 
 
 def test_yaml_overrides_an_architecture_as_flags_do():
-    """Separate dictionaries and post-norm; a language model without adaptive input and softmax."""
+    """A model gets separate dictionaries and post-norm; a language model loses adaptive input and softmax."""
     taken_back = ("share_all_embeddings", "encoder_normalize_before", "decoder_normalize_before")
     by_flags = flags("pla_dynamicconv_small", *(f"--no-{name.replace('_', '-')}" for name in taken_back))
     by_yaml = OmegaConf.create({"_name": "pla_dynamicconv_small", **dict.fromkeys(taken_back, False)})
@@ -236,7 +236,7 @@ def test_weights_of_shared_embeddings_are_loaded(arch, shared, adaptive):
 
 @pytest.mark.parametrize("cutoffs", [[10, 20], [5, 28], [30]])
 def test_adaptive_input_by_masks_is_fairseq_s(cutoffs):
-    """The variant for GPUs, which selects bands by masks: outputs for every word, and gradients of all bands."""
+    """The variant for GPUs selects bands by masks: it has the same outputs for all words, and the same gradients."""
     torch.manual_seed(0)
     ours = AdaptiveEmbedding(30, 1, 16, 4.0, 12, cutoffs).double()
     words, grad = torch.arange(30).view(2, 15), torch.randn(2, 15, 12, dtype=torch.float64)
@@ -360,5 +360,5 @@ def test_unused_options_are_not_checked(overrides):
 def test_targets_padded_on_the_left_are_refused(attribute, value):
     task = common.task()
     setattr(task, attribute, common.Namespace(left_pad_target=value))
-    with pytest.raises(ValueError, match="--left-pad-target True puts padding where"):
+    with pytest.raises(ValueError, match="--left-pad-target True puts padding before"):
         common.build("pla_dynamicconv_small", task, **common.SMALL)

@@ -1,6 +1,6 @@
-"""Nothing reads a number from a tensor in an update or in a decoding step: on a GPU, that would wait for it.
+"""No update and no decoding step reads a number from a tensor: on a GPU, the host would wait for it.
 
-Here the CPU stands for the GPU, so that no CUDA build is needed and the backward pass runs too.
+Here the CPU stands in for the GPU, so that no CUDA build is needed and the backward pass runs too.
 """
 
 import re
@@ -21,11 +21,11 @@ BEAM = 3
 
 @pytest.fixture(params=["native", "reference"])
 def backend(request, monkeypatch):
-    """Each backend, and models as a GPU runs them."""
+    """Each backend in turn, with models as they run on a GPU."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
-    # fairseq's positions ask so for a shape, and read the answer on the CPU
+    # fairseq's positional embeddings get a shape as a tensor, and read it on the CPU
     monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
-    # on a CPU it is fairseq's, which picks words
+    # on a CPU fairseq's variant would run, which selects words
     monkeypatch.setattr(AdaptiveEmbedding, "forward", AdaptiveEmbedding.masked)
     return request.param
 
@@ -61,7 +61,9 @@ def test_the_loss_and_the_best_continuations(backend):
     limits = torch.tensor([1, 0, 9])
     with waits("cpu") as met:
         loss, _ = ops.smoothed_nll(logits, target, 0.1, 1)
-        if backend == "reference":  # a kernel's own rate of change is a number
+        if (
+            backend == "reference"
+        ):  # the native CPU kernel reads the loss's gradient in C++, which ``waits`` does not see
             loss.backward()
         ops.step_candidates(logits.detach(), torch.zeros(6), limits, beams=2, count=4, **options)
     assert met == []
@@ -80,5 +82,5 @@ def test_a_layer_that_waits_is_found(reader, backend, monkeypatch):
     put_into_layers(monkeypatch, READERS[reader])
     with waits("cpu") as met:
         model(**batch["net_input"])
-    assert len(met) >= 4  # blocks
+    assert len(met) >= 4  # one for each block
     assert all(re.search("at (test_waits|common).py", wait) for wait in met)

@@ -157,8 +157,8 @@ REFUSED = [
         )
     ),
     (CONFIG, "generate: {sampling-topk: 5}", "cannot search with its flags: AssertionError: --sampling-topk requires"),
-    (CONFIG, "generate: {lenpen: 2.0, stepwise-length-penalty: 1.0}", "--stepwise-length-penalty is in place of --le"),
-    (CONFIG, "tune: {stepwise-length-penalty: [0.0, 1.0]}", "--stepwise-length-penalty is in place of --lenpen"),
+    (CONFIG, "generate: {lenpen: 2.0, stepwise-length-penalty: 1.0}", "--stepwise-length-penalty replaces --lenpen"),
+    (CONFIG, "tune: {stepwise-length-penalty: [0.0, 1.0]}", "--stepwise-length-penalty replaces --lenpen"),
     (CONFIG, "generate: {bpe: sentencepiece}", "fairseq-generate cannot search with its flags: OSError: file ??? not"),
     (CONFIG, "dataset: debian_docs_en_de", "and debian_docs_en_de has a dictionary for each language; set train.no-sh"),
     (

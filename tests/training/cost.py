@@ -1,7 +1,7 @@
 """Cost of the comparisons of captured training: ``python -m tests.training.cost``.
 
-A small model is trained twice on the CPU's tape, with all comparisons and with that of the first update alone. The two
-trainings take turns, an update each.
+A small model is trained twice on the CPU's tape, with all comparisons and with only that of the first update. The two
+trainings take turns after each update.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from tests.training.runs import batches, begin, capture_updates_on_cpu
 
 
 class ComparedOnce(CapturedTrainer):
-    """A captured training whose first update alone is compared with fairseq's."""
+    """A captured training that compares only its first update with fairseq's."""
 
     def _is_compared_next(self) -> bool:
         return self._seen == 0
 
 
 def measure(count: int) -> dict[str, list[float]]:
-    """Return the seconds of each update, with and without comparisons; the first, which captures, is left out."""
+    """Return the seconds of each update, with and without comparisons, except the first one, which captures."""
     trainers: dict[str, Any] = {name: begin(True, torch.device("cpu")) for name in ("with", "without")}
     trainers["without"].__class__ = ComparedOnce
     taken: dict[str, list[float]] = {name: [] for name in trainers}
@@ -40,8 +40,8 @@ def measure(count: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what the comparisons of captured training cost.")
-    parser.add_argument("--updates", type=int, default=1000, help="updates of each training (default: 1000)")
+    parser = argparse.ArgumentParser(description="Measure the cost of the comparisons in captured training.")
+    parser.add_argument("--updates", type=int, default=1000, help="number of updates of each training (default: 1000)")
     with pytest.MonkeyPatch.context() as monkeypatch:
         capture_updates_on_cpu(monkeypatch)
         taken = measure(parser.parse_args().updates)

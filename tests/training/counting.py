@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# that launch no kernel, beside views of a tensor
+# operators that launch no kernel, besides views of a tensor
 NOTHING = {"_unsafe_view", "detach", "device", "empty", "empty_like", "lift_fresh", "new_empty", "promote_types"}
 
 
@@ -25,5 +25,5 @@ class Count(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
     def launched(self) -> Counter[str]:
-        """Those that launch kernels."""
+        """Return the counts of the operators that launch kernels."""
         return Counter({name: count for name, count in self.found.items() if name not in self._views | NOTHING})

@@ -1,4 +1,4 @@
-"""A few updates of a small model, by fairseq's trainer as it is or as graphs make them."""
+"""A few updates of a small model, by fairseq's own trainer or by graphs."""
 
 import functools
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from fairseq.data.language_pair_dataset import collate
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 
-from lightconv_plugin import register  # noqa: F401  the models
+from lightconv_plugin import register  # noqa: F401  registers the models
 from lightconv_plugin.ops import library
 from lightconv_plugin.ops.fused import update as ending
 from lightconv_plugin.training import CapturedTrainer
@@ -41,14 +41,14 @@ NO_DROPPED_WEIGHTS = ["--weight-dropout", "0", "--input-dropout", "0"]
 
 @dataclass
 class Run:
-    """Result of a training: per update what fairseq logs, and its trainer."""
+    """Result of a training: its trainer, and the values that fairseq logs for each update."""
 
     trainer: Any
     logged: list[dict[str, float]] = field(default_factory=list)
 
 
 def batches(count: int, seed: int = 1, *, sentences: int = 16, longest: int = LONGEST) -> list[dict[str, Any]]:
-    """Of sentences of up to ``longest`` words, the first two with one of that length; always as many."""
+    """Return batches of ``sentences`` sentences of up to ``longest`` words; each of the first two has one that long."""
     generator = torch.Generator().manual_seed(seed)
     collated = []
     for number in range(count):
@@ -61,24 +61,25 @@ def batches(count: int, seed: int = 1, *, sentences: int = 16, longest: int = LO
 
 
 def mixed(count: int) -> list[Any]:
-    """Long and short sentences in turns."""
-    return [each for pair in zip(batches(count), batches(count, sentences=9, longest=7), strict=True) for each in pair]
+    """Return batches of long and of short sentences in turn."""
+    pairs = zip(batches(count), batches(count, sentences=9, longest=7), strict=True)
+    return [batch for pair in pairs for batch in pair]
 
 
 def updates_on_cpu(trainer: Any, padding: Padding, planned: list[Shape], *, graphs: bool) -> Updates:
-    """In place of a ``CapturedTrainer``'s updates, which want a GPU; ``graphs``: on the tape."""
+    """Return updates in place of a ``CapturedTrainer``'s, which need a GPU; ``graphs``: as graphs on the tape."""
     model, criterion = trainer.get_model(), trainer.get_criterion()
     processes = trainer.data_parallel_world_size
     return Updates(model, criterion, trainer.task, padding, planned, capture=graphs, processes=processes)
 
 
 def make_updates_on_cpu(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    """Have captured trainers make their updates on the CPU, as graphs on the tape or launched."""
+    """Make captured trainers run their updates on the CPU, as graphs on the tape or kernel by kernel."""
     monkeypatch.setattr(CapturedTrainer, "_make_updates", functools.partialmethod(updates_on_cpu, graphs=graphs))
 
 
 def capture_updates_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have captured trainers make their updates as graphs on the CPU's tape."""
+    """Make captured trainers run their updates as graphs on the CPU's tape."""
     capture_on_cpu(monkeypatch)
     assert library.load() is None
     for name in ("decide", "adam"):
@@ -87,17 +88,17 @@ def capture_updates_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan_for(trainer: Any, samples: list[Any]) -> None:
-    """Have a trainer plan for the shapes of some batches, as if they were those of its epoch."""
+    """Make a trainer plan for the shapes of these batches, as if they were those of its epoch."""
     trainer._batching = SimpleNamespace(shapes=[shape_of(sample) for sample in samples])
 
 
 def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dynamicconv_iwslt_de_en") -> Any:
-    """A trainer of a small model, the same each time; ``captured``: with --cuda-graphs."""
+    """Return a trainer of a small model with the same weights each time; ``captured``: with --cuda-graphs."""
     torch.manual_seed(1)
-    own = [*KERNELS, *NO_DROPPED_WEIGHTS] if arch != "transformer" else []
+    convolutions = [*KERNELS, *NO_DROPPED_WEIGHTS] if arch != "transformer" else []
     on_cpu = ["--cpu"] if device.type == "cpu" else []
     graphs = ["--cuda-graphs"] if captured else []
-    built = translation(arch, TYPES, [*SIZE, *own, *RECIPE, *NO_DROPOUT, *on_cpu, *graphs, *flags])
+    built = translation(arch, TYPES, [*SIZE, *convolutions, *RECIPE, *NO_DROPOUT, *on_cpu, *graphs, *flags])
     built.cfg.common.tpu = False  # fairseq sets it with --bf16
     trainer = Trainer(built.cfg, built.task, built.model, built.task.build_criterion(built.cfg.criterion))
     trainer.consolidate_optimizer()
@@ -106,7 +107,7 @@ def begin(captured: bool, device: torch.device, *flags: str, arch: str = "pla_dy
 
 
 def train(trainer: Any, samples: list[Any], *, update_freq: int = 1) -> Run:
-    """Make updates, and read what fairseq would log after each."""
+    """Make updates, and collect the values that fairseq logs after each."""
     run = Run(trainer)
     metrics.reset()
     for first in range(0, len(samples), update_freq):
@@ -119,5 +120,5 @@ def train(trainer: Any, samples: list[Any], *, update_freq: int = 1) -> Run:
 
 
 def parameters(trainer: Any) -> torch.Tensor:
-    """All of a model's, in float32 on the host."""
+    """Return all parameters of the model as one vector, in float32 on the host."""
     return torch.cat([p.detach().float().flatten().cpu() for p in trainer.get_model().parameters()])

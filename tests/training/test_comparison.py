@@ -1,4 +1,4 @@
-"""Faults that graphs could have: found by the comparison alone, and with the flag every training is fairseq's."""
+"""Faults that graphs could have: the comparison alone detects them, and the training equals fairseq's."""
 
 import copy
 import dataclasses
@@ -48,7 +48,7 @@ def nothing(made: Any) -> None:
 
 
 def results(change: Callable[..., Any]) -> Change:
-    """Have the criterion's results changed: ``change(sample, loss, size, logged)``."""
+    """Replace the criterion's results by ``change(sample, loss, size, logged)``."""
 
     def put(made: Any) -> None:
         criterion = made.get_criterion()
@@ -71,7 +71,7 @@ def after_gradient(made: Any) -> None:
 
 
 class Around(nn.Module):
-    """A layer, and what a function makes of this module and its results."""
+    """A layer whose results a function replaces: ``function(self, results)``."""
 
     seen: torch.Tensor
 
@@ -86,7 +86,7 @@ class Around(nn.Module):
 
 
 def around(function: Callable[[Any, Any], Any], **attributes: Any) -> Change:
-    """Have a layer's results changed."""
+    """Replace a layer's results by ``function(module, results)``; the module has ``attributes``."""
 
     def put(made: Any) -> None:
         layer(made).ffn = Around(layer(made).ffn, function, **copy.deepcopy(attributes))
@@ -95,7 +95,7 @@ def around(function: Callable[[Any, Any], Any], **attributes: Any) -> Change:
 
 
 def then(call: Callable[[Any], object]) -> Callable[[Any, Any], Any]:
-    """Leave the results, and call a function beside."""
+    """Return a function that calls ``call`` and leaves the results unchanged."""
 
     def function(module: Any, out: Any) -> Any:
         call(module)
@@ -119,7 +119,7 @@ def counts_in_task(made: Any) -> None:
 
 
 def triples_late(made: Any) -> None:
-    """A loss that triples from the criterion's 13th call on, counted in a list."""
+    """Triple the loss from the criterion's 13th call on; a list holds the count."""
     criterion = made.get_criterion()
     criterion.calls = [0]
 
@@ -131,7 +131,7 @@ def triples_late(made: Any) -> None:
 
 
 def running_mean(made: Any) -> None:
-    """A mean of losses, in a deque of tensors, by which losses are divided."""
+    """Divide losses by a running mean of losses, which a deque of tensors holds."""
     criterion = made.get_criterion()
     criterion.means = deque([torch.ones(())], maxlen=2)
 
@@ -143,7 +143,7 @@ def running_mean(made: Any) -> None:
 
 
 def skips(draw: Callable[[], float]) -> Change:
-    """Layer drop as wav2vec2's, by random numbers of the host."""
+    """Drop a layer at random as wav2vec2 does, by random numbers of the host."""
     return around(lambda module, out: out if draw() > 0.1 else 0 * out)
 
 
@@ -153,7 +153,7 @@ def logs_aside(sample: Any, *results: Any) -> Any:
 
 
 def weighs_rare(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
-    rare = sample["target"].eq(TYPES + 1)  # none is
+    rare = sample["target"].eq(TYPES + 1)  # no word is
     return (loss / rare.sum() if rare.any() else loss), size, logged
 
 
@@ -175,7 +175,7 @@ def p_norm(made: Any) -> None:
 
 
 def in_ours(change: Callable[[Any], object]) -> Change:
-    """Have our updates alone changed."""
+    """Change only our updates, not fairseq's."""
 
     def put(made: Any) -> None:
         if vars(made).get("updates"):
@@ -201,8 +201,8 @@ def lost_gradient(updates: Any) -> None:
 
 
 HOLDS = "an update changes values that a graph holds constant: "
-ASKED = "a number is asked for during a capture"  # on a GPU: a wait
-# changes before the first update and at the second epoch, and what the log says; nothing of what graphs can do
+ASKED = "a number is asked for during a capture"  # on a GPU the host would wait for it
+# changes before the first update and at the second epoch, and what the log says: "" where graphs follow the change
 CASES: dict[str, tuple[Change, Change, str]] = {
     "a loss by a padded count": (
         results(lambda sample, loss, size, logged: (loss / sample["target"].size(0), size, logged)),
@@ -258,7 +258,7 @@ CASES: dict[str, tuple[Change, Change, str]] = {
         "logged loss is .*, expected .*",
     ),
     "a frozen parameter": (nothing, trains(False), "does not require grad"),
-    "a parameter that was frozen until then": (trains(False), trains(True), "is fairseq's alone"),
+    "a parameter that was frozen until then": (trains(False), trains(True), "only fairseq computes"),
     "a seed, and a probability": (nothing, in_ours(seed), "logged loss"),
     "a lost gradient": (nothing, in_ours(lost_gradient), "norm 0, expected"),
     "a symbol of padding": (
@@ -287,10 +287,10 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 def assert_same_state(made: Any, expected: Any) -> None:
     """Compare what modules, criterion and task hold in Python."""
     for each in (made, expected):
-        vars(layer(each).ffn).pop("words", None)  # of which there is no copy
+        vars(layer(each).ffn).pop("words", None)  # which cannot be copied
     states = [State(each.get_model(), each.get_criterion(), each.task).contents() for each in (made, expected)]
     states = [{name: content._replace(shared=[]) for name, content in state.items()} for state in states]
-    # identities, which are drawn, and configurations, which say --cuda-graphs
+    # random identifiers, and configurations, which contain --cuda-graphs
     others = (".training", ".means", "._owner", "_state_id", ".cfg")
     assert [name for name in changed(*states) if not name.endswith(others)] == []
 
@@ -316,8 +316,8 @@ def compare(made: Any, expected: Any, samples: list[Any], first: Change = nothin
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_change_is_found_and_the_training_is_fairseqs(case, graphs, monkeypatch, caplog):
-    """By the comparison alone, with no refusal beforehand; what is found is said once, and leaves no trace."""
+def test_a_change_is_detected_and_the_training_equals_fairseqs(case, graphs, monkeypatch, caplog):
+    """The comparison detects it without a refusal beforehand; it is logged once, and leaves no trace."""
     monkeypatch.setattr(trainer, "refuse", lambda own: None)
     first, later, message = CASES[case]
     drops = "probability" in case
@@ -332,17 +332,17 @@ def test_a_change_is_found_and_the_training_is_fairseqs(case, graphs, monkeypatc
 
 
 def own(owner: Callable[[Any], Any], name: str) -> Change:
-    """Give something a method of its own, which does what the former did."""
+    """Replace a method of ``owner`` by one that does the same."""
 
     def put(made: Any) -> None:
-        former = getattr(owner(made), name, lambda *args, **options: None)
-        setattr(owner(made), name, MethodType(lambda self, *args, **options: former(*args, **options), owner(made)))
+        original = getattr(owner(made), name, lambda *args, **options: None)
+        setattr(owner(made), name, MethodType(lambda self, *args, **options: original(*args, **options), owner(made)))
 
     return put
 
 
 def from_update(start: int) -> Change:
-    """A loss that triples from an update on, which only the trainer's own count tells."""
+    """Triple the loss from an update on, which only the trainer's own count shows."""
 
     def put(made: Any) -> None:
         def change(sample: Any, loss: Any, size: Any, logged: Any) -> Any:
@@ -353,13 +353,13 @@ def from_update(start: int) -> Change:
     return put
 
 
-# a schedule's start, and the update that finds it
+# the first update of a schedule, and the update that detects it
 @pytest.mark.parametrize(
     ("start", "end"),
     [(3, 4), (13, 16), pytest.param(100, 128, marks=pytest.mark.slow)],  # 128 updates on the tape
 )
-def test_a_schedule_of_ones_own_is_found(start, end, graphs, caplog):
-    """The message says since when the training may differ; until then it is fairseq's."""
+def test_a_user_s_schedule_is_detected(start, end, graphs, caplog):
+    """The message says which updates may differ; until then the training equals fairseq's."""
     made, expected = flagged(), begin(False, CPU)
     samples = batches(end)
     compared = end // 2
@@ -413,7 +413,7 @@ def test_refusals(why, monkeypatch):
         refuse(made)
 
 
-def test_without_a_gpu_it_is_said_once(caplog):
+def test_without_a_gpu_the_reason_is_logged_once(caplog):
     made = flagged()
     with caplog.at_level(logging.WARNING):
         for sample in batches(2):
@@ -428,8 +428,8 @@ def language_model(captured: bool) -> Any:
     words = translation("transformer", TYPES, [*SIZE, *flags]).task.target_dictionary
     size = ["--decoder-layers", "2", "--decoder-embed-dim", "32", "--dropout", "0", "--tokens-per-sample", "20"]
     graphs = ["--cuda-graphs"] if captured else []
-    given = ["--task", "language_modeling", "--arch", "transformer_lm", *size, *flags, *graphs]
-    cfg = convert_namespace_to_omegaconf(training_arguments(given))
+    arguments = ["--task", "language_modeling", "--arch", "transformer_lm", *size, *flags, *graphs]
+    cfg = convert_namespace_to_omegaconf(training_arguments(arguments))
     task = LanguageModelingTask(cfg.task, words)
     made = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
     made.begin_epoch(1)
@@ -445,23 +445,23 @@ def monolingual(sample: dict[str, Any]) -> dict[str, Any]:
 def lightconv(captured: bool) -> Any:
     made = begin(captured, CPU, arch="lightconv")
     for name, param in made.get_model().named_parameters():
-        if "conv_bias" in name:  # fairseq leaves them as they come, and uses them nowhere
+        if "conv_bias" in name:  # fairseq neither initialises nor uses them
             param.data.fill_(1)
     return made
 
 
 @pytest.mark.parametrize("make", [language_model, lightconv])
 def test_fairseqs_models(make, graphs, caplog):
-    samples = [monolingual(each) for each in mixed(2)] if make is language_model else mixed(2)
+    samples = [monolingual(sample) for sample in mixed(2)] if make is language_model else mixed(2)
     made, plain = make(True), make(False)
     compare(made, plain, samples)
     assert said(caplog) == []
-    states = [own.optimizer.state_dict()["state"] for own in (made, plain)]
+    states = [training.optimizer.state_dict()["state"] for training in (made, plain)]
     assert states[0].keys() == states[1].keys()
 
 
 def test_updates_that_are_compared(graphs, monkeypatch):
-    """The first, second, fourth and so on, and the first of each epoch: fairseq's ``train_step`` makes them, too."""
+    """The first, second, fourth, ... and the first of each epoch are made by fairseq's ``train_step`` too."""
     calls, original = [], FairseqTask.train_step
 
     def train_step(*args: Any, **others: Any) -> Any:
@@ -479,7 +479,7 @@ def test_updates_that_are_compared(graphs, monkeypatch):
 
 
 def test_a_late_gradient_that_is_not_finite(graphs, tmp_path):
-    """The host learns of it three updates later; message and crash.pt are of the update in which it happened."""
+    """The host learns of it three updates later; the message and crash.pt are about the update where it happened."""
     made = flagged("--save-dir", str(tmp_path))
     made._intervals = [1000]
     del made._gathered_optim_state  # as before the first checkpoint

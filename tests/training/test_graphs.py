@@ -1,4 +1,4 @@
-"""Updates as graphs, recorded on the CPU, against the same updates one kernel after the other: the same bits."""
+"""Updates as graphs, recorded on the CPU, give the same bits as the same updates kernel by kernel."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ POSITIONS = ["--max-source-positions", "16", "--max-target-positions", "16"]
 
 @pytest.mark.parametrize("arch", ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en", "transformer"])
 def test_updates(arch, graphs, on_cpu):
-    """Batches of two shapes, and none at all; with dropout, and validation between them."""
+    """The batches have two shapes, or are empty; with dropout, and with validation in between."""
 
     def run():
         made = begin(True, CPU, *DROPOUT[: 4 if arch == "transformer" else None], *POSITIONS, arch=arch)
@@ -19,7 +19,7 @@ def test_updates(arch, graphs, on_cpu):
         first = train(made, [*mixed(3)[:-1], None], update_freq=2)
         for sample in batches(2, seed=2):
             made.valid_step(sample)
-        tokens = torch.full((1, 40), 5)  # longer than what any position was made for
+        tokens = torch.full((1, 40), 5)  # longer than all positions made so far
         made.get_model()(tokens, torch.tensor([40]), tokens)
         second = train(made, mixed(3))
         assert made.refusal is None
@@ -34,9 +34,9 @@ def test_updates(arch, graphs, on_cpu):
 
 
 def test_the_last_update_is_waited_for(on_cpu):
-    """Of others fairseq is told up to ``LEAD`` updates later."""
+    """The results of the others reach fairseq up to ``LEAD`` updates later."""
     on_cpu(False)
     made = begin(True, CPU, "--max-update", "4", "--log-interval", "1000")
-    told = [bool(made.train_step([sample])) for sample in batches(4)]
-    assert told == [False, False, False, True]
+    returned = [bool(made.train_step([sample])) for sample in batches(4)]
+    assert returned == [False, False, False, True]
     assert not made.updates.waiting

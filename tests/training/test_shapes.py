@@ -34,7 +34,7 @@ def test_every_example_is_in_one_batch_that_fits_its_shape(sizes, tokens, senten
 
 
 def pairs(count=40_000):
-    """Lengths as IWSLT'14's: of a sentence and its translation."""
+    """Return lengths of sentences and of their translations, distributed as in IWSLT'14."""
     generator = np.random.default_rng(1)
     source = np.minimum(generator.lognormal(2.9, 0.6, count).astype(int) + 1, 175)
     target = np.clip((source * generator.normal(1, 0.15, count)).astype(int), 1, 175)
@@ -42,7 +42,7 @@ def pairs(count=40_000):
 
 
 def test_batches_have_few_shapes_and_little_padding():
-    """All examples once, in at most 32 shapes of at most 4,000 words a side; words fill 87% of them."""
+    """All examples are used once, in at most 32 shapes of at most 4,000 words a side; words fill 87% of them."""
     dataset = SimpleNamespace(sizes=pairs(), batch_by_size=None)
     batching = shapes.batch_in_few_shapes(dataset)
     order = np.random.default_rng(2).permutation(len(dataset.sizes))[:-100]
@@ -59,7 +59,7 @@ def test_batches_have_few_shapes_and_little_padding():
     assert max(map(len, dataset.batch_by_size(order, max_tokens=4000, max_sentences=20))) == 20
 
 
-def test_what_fits_no_batch_and_lengths_that_are_not_told():
+def test_sentences_that_fit_no_batch_and_unknown_lengths():
     dataset = SimpleNamespace(sizes=np.array([3, 70]), batch_by_size=lambda *_: "as fairseq does")
     batching = shapes.batch_in_few_shapes(dataset)
     assert dataset.batch_by_size(np.arange(2), max_tokens=50) == "as fairseq does"
@@ -73,7 +73,7 @@ def test_what_fits_no_batch_and_lengths_that_are_not_told():
 
 
 def test_a_dataset_that_draws_anew_each_epoch():
-    """No batch has more words than it may, in no epoch; the examples of one draw are those of its sizes."""
+    """In no epoch has a batch too many words; the examples of each draw have the sizes of that draw."""
     rng = np.random.default_rng(1)
     texts = rng.integers(3, 40, size=(400, 2))
 

@@ -1,4 +1,4 @@
-"""Trials leave no trace, whatever modules, criterion and task hold."""
+"""Trial updates leave no trace, whatever the modules, the criterion and the task hold."""
 
 import itertools
 import random
@@ -74,7 +74,7 @@ def test_a_change_is_named_and_leaves_no_trace(name):
         previous = state.contents()
         assert changed(untouched, previous) == []
         exec(CHANGES[name], {"module": module})
-        names = {each.rpartition(".")[2] for each in changed(previous, state.contents())}
+        names = {path.rpartition(".")[2] for path in changed(previous, state.contents())}
         attribute = {"replaced": "tensors", "new": "later", "lost": "number"}.get(name, name)
         assert names == ({attribute, "schedule"} if name == "object" else {attribute})
     assert changed(untouched, state.contents()) == []
@@ -106,7 +106,7 @@ def test_what_cannot_be_copied_is_named():
 
 @pytest.mark.parametrize("arch", ["pla_dynamicconv_iwslt_de_en", "transformer", "lightconv"])
 def test_the_number_of_updates_changes_no_model_that_is_captured(arch):
-    """Whose ``set_num_updates`` is among those of ``trainer.LOOP``."""
+    """The ``set_num_updates`` that ``trainer.LOOP`` allows change nothing in these models."""
     made = begin(False, torch.device("cpu"), arch=arch)
     state = State(made.get_model(), made.get_criterion(), made.task)
     previous = state.contents()

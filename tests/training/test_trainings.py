@@ -1,4 +1,4 @@
-"""Whole trainings by fairseq-train, with updates as graphs on the CPU's tape, against fairseq's on the same batches."""
+"""Whole trainings by fairseq-train, with updates as graphs on the CPU's tape, equal fairseq's on the same batches."""
 
 import re
 import sys
@@ -52,7 +52,7 @@ class Training:
 
 
 def train(data: Path, *commands: list[str]) -> Training:
-    """Train by one command after the other."""
+    """Run training commands one after the other."""
     training = Training()
 
     def keep(self: Any, stats: dict[str, Any], tag: str | None = None, step: int | None = None) -> None:
@@ -67,7 +67,7 @@ def train(data: Path, *commands: list[str]) -> Training:
         training.trainers.append(self)
 
     for command in commands:
-        vars(checkpoint_utils.save_checkpoint).pop("best", None)  # of a training before, in this process
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)  # left by an earlier training in this process
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["fairseq-train", str(data), *command])
             patch.setattr(JsonProgressBar, "log", keep)
@@ -80,13 +80,13 @@ def train(data: Path, *commands: list[str]) -> Training:
 
 
 def equal(captured: Training, fairseqs: Training, tolerance: float) -> None:
-    """Compare what was logged, parameters, and the state of optimizer, loss scale and learning rate."""
+    """Compare logged values, parameters, and the state of optimizer, loss scale and learning rate."""
     assert len(captured.logged) == len(fairseqs.logged) > 0
     for mine, theirs in zip(captured.logged + captured.epochs, fairseqs.logged + fairseqs.epochs, strict=True):
         mine.pop("by_graphs", None)
         assert mine == pytest.approx(theirs, rel=tolerance, abs=2 * tolerance)
     for name, tensor in fairseqs.state["model"].items():
-        if not name.endswith("_float_tensor"):  # which fairseq leaves as its memory comes
+        if not name.endswith("_float_tensor"):  # which fairseq does not initialise
             torch.testing.assert_close(captured.state["model"][name], tensor, rtol=0, atol=tolerance, msg=name)
     optimizers = [each.state["last_optimizer_state"] for each in (captured, fairseqs)]
     steps = [[moments["step"] for moments in optimizer["state"].values()] for optimizer in optimizers]
@@ -97,7 +97,7 @@ def equal(captured: Training, fairseqs: Training, tolerance: float) -> None:
 
 STOP = "--max-update 5 --save-interval-updates 5"
 FLOAT16 = "--fp16 --lr 0.001 --fp16-scale-window 3 --fp16-init-scale"
-# flags of one command, or of two, of which the second goes on from the first
+# flags of one command, or of two, the second of which resumes the first
 COMMANDS: dict[str, tuple[str, ...]] = {
     "fixed, --update-freq": (
         "--lr-scheduler fixed --warmup-updates 3 --lr 0.01,0.005 --force-anneal 2 --lr-shrink 0.5 --update-freq 1,2",
@@ -123,19 +123,19 @@ TOLERANCES = {"--bf16": 2e-2, "--fp16": 5e-3}
 
 @pytest.fixture
 def trainings(graphs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Training, ...]]:
-    """A function that trains with graphs on the tape, and then as fairseq does, which has no GPU."""
+    """Return a function that trains twice: with graphs on the tape, and as fairseq does without a GPU."""
 
     def both(data: Path, *commands: list[str]) -> tuple[Training, ...]:
-        done = []
+        results = []
         for folder in (tmp_path / "captured", tmp_path / "fairseqs"):
             words = [[word.replace("FOLDER", str(folder)) for word in command] for command in commands]
             if any({"--fp16", "--quant-noise-scalar"} & {*command} for command in commands):
-                # fairseq asks CUDA for a device, of which parameters in float16 are, and for numbers on it
+                # fairseq asks CUDA for the device of float16 parameters, and puts numbers on it
                 monkeypatch.setattr("torch.cuda.current_device", lambda: None)
                 monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
-            done.append(train(data, *(["--save-dir", str(folder), *own] for own in words)))
+            results.append(train(data, *(["--save-dir", str(folder), *arguments] for arguments in words)))
             monkeypatch.undo()
-        return tuple(done)
+        return tuple(results)
 
     return both
 
@@ -153,7 +153,7 @@ def test_trainings_are_fairseqs(case, corpus, trainings):
 
 @pytest.fixture(scope="session")
 def text(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpus' English side as a language model's text."""
+    """Folder with the English side of the corpus, as data of a language model."""
     folder = tmp_path_factory.mktemp("text")
     for path in corpus.glob("*.en-de.en.*"):
         (folder / f"{path.name.partition('.')[0]}{path.suffix}").symlink_to(path)
@@ -169,7 +169,7 @@ LM = "--task language_modeling --tokens-per-sample 12 --sample-break-mode eos"
 MULTILINGUAL = "--lang-pairs en-de,de-en"
 SAMPLED = "--sampling-method temperature --sampling-temperature 2 --virtual-epoch-size 60 --encoder-langtok tgt"
 HOST = "a number is asked for"
-# size, flags of model and task, and the reason why fairseq makes the updates, if it does
+# size, flags of model and task, and the reason why fairseq makes the updates; None if graphs make them
 TASKS: dict[str, tuple[list[str], str, str | None]] = {
     "a sampled multilingual training": (
         OURS,
@@ -211,7 +211,7 @@ def test_tasks_and_criterions(case, corpus, text, trainings):
 
 
 def test_an_epoch_with_few_updates_by_graphs_says_why(text, graphs, tmp_path, monkeypatch, caplog):
-    """Sizes of a dataset that are not the lengths of its batches."""
+    """Few batches fit where the sizes of a dataset are not the lengths of its batches."""
     monkeypatch.setattr(shapes, "as_collated", lambda planned, *_: planned)
     size, flags, _ = TASKS["--add-bos-token"]
     training = train(text, [*size, *flags.split(), *RECIPE.split(), "--save-dir", str(tmp_path), "--max-epoch", "1"])
