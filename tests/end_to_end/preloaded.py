@@ -1,6 +1,6 @@
-"""Python with torch and fairseq loaded: a server that forks the commands of a shell, each of which takes seconds else.
+"""A server with torch and fairseq imported, which forks a shell's commands: each would take seconds to import them.
 
-They send their number, and the fork takes words, environment, folder and open files from /proc.
+A command sends its process number; the fork reads its arguments, environment, folder and open files from /proc.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ exit "$(<{folder}/$$)"
 
 
 def become(asker: Path, python: str) -> None:
-    """Be the command that asks, up to its end."""
+    """Run the command of the process ``asker`` to its end."""
     _, name, *words = (asker / "cmdline").read_bytes().decode().split("\0")[:-1]
     environment = dict(line.split("=", 1) for line in (asker / "environ").read_bytes().decode().split("\0")[:-1])
     os.environ.clear()
@@ -35,10 +35,10 @@ def become(asker: Path, python: str) -> None:
         os.dup2(os.open(asker / "fd" / str(number), os.O_WRONLY if number else os.O_RDONLY), number)
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    logging.root.handlers.clear()  # fairseq's import has made one
+    logging.root.handlers.clear()  # importing fairseq has added one
     folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:1] = [*([] if "-P" in words[:1] else [os.getcwd()]), *folders]
-    sys.executable = python  # its own commands are forked as well
+    sys.executable = python  # commands that it starts are forked as well
     if "-m" in words[:2]:
         sys.argv = words[words.index("-m") + 1 :]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -62,9 +62,9 @@ def serve(folder: Path) -> NoReturn:
 
 @contextlib.contextmanager
 def programs(folder: Path) -> Iterator[Path]:
-    """Make ``folder`` with a ``python`` and ``fairseq-*`` that are forked while the block lasts."""
+    """Create ``folder`` with a ``python`` and ``fairseq-*``, which the server forks until the block ends."""
     folder.mkdir()
-    for name in ("python", *(f"fairseq-{each}" for each in COMMANDS)):
+    for name in ("python", *(f"fairseq-{command}" for command in COMMANDS)):
         (folder / name).write_text(ASK.format(python=sys.executable, folder=folder))
         (folder / name).chmod(0o755)
     os.mkfifo(folder / "asked")

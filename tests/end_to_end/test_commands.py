@@ -31,9 +31,9 @@ def command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-P", "-m", f"fairseq_cli.{module}", *map(str, arguments)]
 
 
-def run(module: str, *arguments: object, cwd: Path, given: str | None = None) -> str:
-    """Run one of fairseq's commands to its end; gives all it said."""
-    process = subprocess.run(command(module, *arguments), cwd=cwd, input=given, capture_output=True, text=True)
+def run(module: str, *arguments: object, cwd: Path, text: str | None = None) -> str:
+    """Run one of fairseq's commands on ``text`` as its input; return all that it prints."""
+    process = subprocess.run(command(module, *arguments), cwd=cwd, input=text, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout + process.stderr
 
@@ -62,7 +62,7 @@ def test_training_killed_and_resumed_ends_with_the_same_weights(corpus, trained,
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL, "training ended before it could be killed"
     output = run("train", *train_arguments(corpus, save_dir), cwd=tmp_path)
-    assert "Loaded checkpoint" in output, "the second run started anew"
+    assert "Loaded checkpoint" in output, "the second run did not resume"
     expected, got = weights(trained), weights(save_dir / "checkpoint_last.pt")
     assert expected.keys() == got.keys()
     for name in expected:
@@ -74,10 +74,10 @@ def test_generate_interactive_and_validate(corpus, trained, tmp_path):
     output = run("generate", corpus, *options, "--gen-subset", "valid", *WHOLE, "--beam", 3, cwd=tmp_path)
     assert sum(line.startswith("H-") for line in output.splitlines()) == 20
     assert "BLEU4 = " in output
-    output = run("interactive", corpus, *options, "--beam", 3, cwd=tmp_path, given="w1 w2 w3\n")
+    output = run("interactive", corpus, *options, "--beam", 3, cwd=tmp_path, text="w1 w2 w3\n")
     assert any(line.startswith("H-0\t") for line in output.splitlines())
     stepwise = ["--task", "pla_translation", "--stepwise-length-penalty", 2.5, "--max-len-b", 20]
-    output = run("interactive", corpus, *options, *stepwise, cwd=tmp_path, given="w1 w2 w3\n")
+    output = run("interactive", corpus, *options, *stepwise, cwd=tmp_path, text="w1 w2 w3\n")
     fields = {line[:1]: line.split("\t")[1] for line in output.splitlines() if line.startswith(("H-0", "P-0"))}
     tokens = [float(score) for score in fields["P"].split()]
     assert float(fields["H"]) == pytest.approx(sum(tokens) / ((5 + len(tokens)) / 6) ** 2.5, abs=1e-3)

@@ -13,7 +13,7 @@ SMALL_ENCODER_DECODER = {"encoder_embed_dim": 32, "decoder_embed_dim": 32, "enco
 
 
 def yaml_config(data, save_dir, *, task, model, criterion, **sections):
-    """A complete fairseq-hydra-train config, of 5 updates unless the sections say otherwise."""
+    """Return a complete config of fairseq-hydra-train, for 5 updates unless ``sections`` change that."""
     return {
         "common": {"user_dir": str(PLUGIN), "cpu": True, "seed": 1},
         "task": {"data": str(data), **task},
@@ -49,7 +49,7 @@ def test_a_translation_model_trains_from_yaml(corpus, tmp_path):
 
 
 def test_language_model_trains_from_yaml_and_fairseq_eval_lm_reads_it(corpus, tmp_path):
-    """Sentences independent, adaptive input tied to the adaptive softmax: the recipe of Table 4, 60 updates long."""
+    """The recipe of Table 4, for 60 updates: separate sentences, and adaptive input tied to the adaptive softmax."""
     (tmp_path / "data").mkdir()
     for path in corpus.iterdir():  # the German side alone, under the names of a monolingual corpus
         if ".de." in path.name:
@@ -80,11 +80,13 @@ def test_language_model_trains_from_yaml_and_fairseq_eval_lm_reads_it(corpus, tm
         "--gen-subset", "valid", "--sample-break-mode", "eos", "--cpu", *WHOLE, cwd=tmp_path,
     )  # fmt: skip
     perplexity = float(output.rsplit("Perplexity: ", 1)[1].split()[0])
-    assert perplexity == pytest.approx(perplexity_of(tmp_path / "saved" / "checkpoint_last.pt"), abs=0.01)  # as printed
+    assert perplexity == pytest.approx(
+        perplexity_of(tmp_path / "saved" / "checkpoint_last.pt"), abs=0.01
+    )  # which eval_lm rounds
 
 
 def perplexity_of(checkpoint):
-    """The perplexity of the validation set's words, a sentence at a time."""
+    """Return the perplexity per word of the validation set, computed sentence by sentence."""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
     task.load_dataset("valid")
     losses = []

@@ -1,6 +1,7 @@
-"""One table of trials: foreign files, kills and full disks for every command that writes.
+"""Foreign files, kills and full disks, tried with every command that writes files.
 
-All is refused by name or taken up again, and nothing is lost. tests/scripts/test_outputs.py tries the rule itself.
+A command refuses a foreign file by name, and resumes after a failure; nothing is lost. tests/data_prep/test_outputs.py
+tests the rule itself.
 """
 
 import itertools
@@ -47,7 +48,7 @@ SAID = {
     "x | Translated 1 sentences (2 tokens) in 1.0s (1.0 sentences/s, 2.0 tokens/s)\n",
 }
 PUBLISHED = "lightconv.no_glu.iwslt14.de-en"
-# each as a user gives it in the folder of what is given, writing to OUT or beside it
+# command lines as a user types them in the folder of the input files; a command writes to OUT or beside it
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "data_prep": (data_prep_command.main, "own.yaml --raw text --workers 1 --out OUT"),
     "train": (train.main, "model.yaml --data data --out OUT"),
@@ -60,7 +61,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
 
 
 def run_logged(command: list[str], log: Path, on_line: Callable[[str], None], *, what: str, **how: object) -> None:
-    """Stand for fairseq's commands: write what they write and say what they say."""
+    """Stand in for fairseq's commands: write files like theirs, and print what they print."""
     if what == "fairseq-preprocess":
         preprocess(command, log, on_line, what=what, cwd=Path(str(how["cwd"])))
         return
@@ -81,7 +82,7 @@ def write_checkpoints(folder: Path) -> None:
 
 @pytest.fixture(params=COMMANDS)
 def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
-    """Run a command in the folder of what it is given, writing to a folder."""
+    """Return a function that runs a command in the folder of its input files, and writes to the folder it gets."""
     for name, text in GIVEN.items():
         path = tmp_path / "given" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,8 +92,8 @@ def run(request, tmp_path, monkeypatch) -> Callable[[Path], None]:
     archive = pretrained.read_published()[PUBLISHED].archive
     (tmp_path / "given" / archive).write_bytes(packed(archive, {"model.pt": b"1", "code": b"2"}))
     monkeypatch.chdir(tmp_path / "given")
-    monkeypatch.setattr(train, "check_first", lambda *_: None)  # of an architecture that there is not
-    monkeypatch.setattr(devices, "_installed", lambda: 0)  # to ask torch takes seconds
+    monkeypatch.setattr(train, "check_first", lambda *_: None)  # the architecture does not exist
+    monkeypatch.setattr(devices, "_installed", lambda: 0)  # asking torch takes seconds
     monkeypatch.setattr(pretrained, "convert", lambda source, out: str(out.write_bytes(b"converted")))
     for module in (binarise, train, generation):
         monkeypatch.setattr(module, "run_logged", run_logged)
@@ -123,7 +124,7 @@ def command(run: Callable[[Path], None], out: Path) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """Files that a command has written, but for lists and locks."""
+    """Return the files that a command has written, except lists and locks."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(LIST))
 
 
@@ -143,7 +144,7 @@ def foreign_files(run: Callable[[Path], None], folder: Path) -> None:
     for mine in beside:
         mine.parent.mkdir(parents=True, exist_ok=True)
         mine.write_text("mine")
-    with suppress(UserError):  # of a folder that would be replaced
+    with suppress(UserError):  # the command may refuse to replace the folder
         run(folder / "near" / "out")
     assert {mine.read_text() for mine in beside} == {"mine"}
 
@@ -155,7 +156,7 @@ def kills(run: Callable[[Path], None], folder: Path) -> None:
 
 
 def full_disks(run: Callable[[Path], None], folder: Path) -> None:
-    """No record is half-written, and the command says so by its status."""
+    """No record is half-written, and the exit status reports the failure."""
     statuses = [fill(run, folder / "out", size) for size in (0, 100)]
     assert (statuses[0], statuses[1] in (0, 1)) == (1, True)
     for path in (path for path in files(folder) if path.suffix == ".json"):
@@ -164,7 +165,7 @@ def full_disks(run: Callable[[Path], None], folder: Path) -> None:
 
 
 def assert_complete(run: Callable[[Path], None], folder: Path) -> None:
-    """Run again, and find no scratch."""
+    """Run the command again; assert that no temporary files are left."""
     run(folder / "out")
     hidden = {path.name for path in folder.rglob(".*")}
     assert all(name == LIST or name.endswith(f".lock{LIST}") for name in hidden), hidden

@@ -1,7 +1,7 @@
-"""Every block of a page that can be pasted is pasted, in a copy of the checkout and on tiny texts.
+"""Every block of a page that a reader can paste is run, in a copy of the checkout and on tiny texts.
 
-A block with the comment ``# needs the net`` or ``# needs a GPU`` is not: tests/layout/test_readmes.py reads its options
-and paths, as it reads those of all others.
+A block with the comment ``# needs the net`` or ``# needs a GPU`` is not run; tests/layout/test_readmes.py checks its
+options and paths, as it checks those of all others.
 """
 
 import os
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 NEEDS = ("# needs the net", "# needs a GPU")
 SMALL = "--encoder-layers 1 --decoder-layers 1 --encoder-kernel-size-list [3] --decoder-kernel-size-list [3] --cpu"
-# what would take more than seconds, or what only the demo leaves: words of a block, and what is pasted in their place
+# words of a block -> their replacement, where a block would take more than seconds or needs files of the demo
 SHORTER = {
     "--arch pla_dynamicconv_iwslt_de_en": f"--arch pla_dynamicconv_iwslt_de_en {SMALL} --num-workers 0",
     "--max-update 50000": "--max-update 2",
@@ -50,7 +50,7 @@ LANGUAGES = {
 
 
 class Block(NamedTuple):
-    """A program of a page: a block for the shell, or all Python of a section, whose blocks share their names."""
+    """A program on a page: a block for the shell, or all Python blocks of a section, which share variables."""
 
     page: Path
     line: int
@@ -60,7 +60,7 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     blocks_of_page: list[Block] = []
-    goes_on = False  # the last block is Python of the section at hand
+    goes_on = False  # the last block is Python code of this section
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r"^## |^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S):
         language, code = match.groups()
@@ -102,7 +102,7 @@ def run(bin_folder: Path) -> Callable[[Path, list[str]], subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[Path, Path]:
-    """A copy of the checkout for each page, with the texts that the pages speak of."""
+    """A copy of the checkout for each page, with the text files that the pages mention."""
     root = tmp_path_factory.mktemp("pages")
     first = root / "first"
     first.mkdir()
@@ -146,8 +146,8 @@ def test_a_block_runs(block: Block, checkouts: dict[Path, Path], run: Any) -> No
         for long, short in SHORTER.items():
             text = text.replace(long, short)
         words = ["bash", "-euo", "pipefail", "-c", text]
-    done = run(checkouts[block.page], words)
-    assert done.returncode == 0, f"{words[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    process = run(checkouts[block.page], words)
+    assert process.returncode == 0, f"{words[-1]}\n{process.stdout[-2000:]}\n{process.stderr[-4000:]}"
 
 
 def test_every_word_that_is_replaced_is_in_a_block() -> None:

@@ -1,4 +1,4 @@
-"""`pretrained score all` from archives on a server of this machine to the table."""
+"""`pretrained score all`, from archives on a local server to the printed table."""
 
 import json
 import subprocess
@@ -11,12 +11,12 @@ from scripts import pretrained
 from tests.scripts.published_server import TEST_LINES, published, sentences
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
-# with codes for each language, and in words by jieba
+# both with BPE codes for each language, and Chinese words separated by jieba
 GOOD, DAMAGED = "dynamicconv.glu.wmt17.zh-en", "lightconv.glu.wmt17.zh-en"
 
 
 def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
-    """The good one has the BLEU of fairseq's own model and search; the one with kernels turned round has not."""
+    """The good one has the BLEU of fairseq's own model and search; the one with reversed kernels has not."""
     monkeypatch.setenv("no_proxy", "*")
     work = tmp_path / "work"
     command = ["score", "all", "--out", str(work)]
@@ -28,7 +28,7 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     assert good.startswith(GOOD)
     assert good.endswith("as published")
     scores = json.loads((work / "scores" / GOOD / "scores" / "scores.json").read_text())
-    # Neither a model that knows nothing nor one that gets everything right, of which any search has the same score.
+    # A model with 0 or 100 would have that score with any search, right or wrong.
     # It was 59.6 to 66.8 for three seeds, with AVX-512, AVX2 and without.
     assert 0 < scores["sacrebleu"] < 100
     assert "beam:8|lenpen:1.0" in signature
@@ -38,8 +38,8 @@ def test_of_two_models_the_damaged_one_is_named(tmp_path, monkeypatch, capfd):
     again = capfd.readouterr().out.splitlines()
     assert sum(": up to date" in line for line in again) == 10
     assert again[-4:] == first[-4:]
-    asked = [*python_module("scripts.translate"), str(work / GOOD), "--dataset", "wmt17_zh_en"]
+    translate = [*python_module("scripts.translate"), str(work / GOOD), "--dataset", "wmt17_zh_en"]
     text = "".join(f"{chinese}\n" for chinese, _ in sentences(TEST_LINES, seed=1)).encode()
-    process = subprocess.run(asked, input=text, env=environment(), capture_output=True, check=True)
+    process = subprocess.run(translate, input=text, env=environment(), capture_output=True, check=True)
     translated = (work / "scores" / GOOD / "scores" / "hypotheses.detok").read_text()
     assert (process.stdout.decode(), process.stderr.decode()) == (translated, "")

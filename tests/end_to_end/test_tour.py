@@ -1,4 +1,4 @@
-"""The notebook: it runs from top to bottom, and the checkout has it with its outputs."""
+"""The notebook runs from top to bottom, and the checkout contains it with its outputs."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ TOUR = CHECKOUT / "lightconv_plugin" / "tour.ipynb"
 
 
 def outputs(notebook: Any) -> list[list[str]]:
-    """For each cell of code the kinds of what it printed and drew."""
+    """Return the kinds of output of each code cell: the names of streams, and "picture"."""
     return [
         sorted({output.get("name") or "picture" for output in cell.outputs if output.output_type != "execute_result"})
         for cell in notebook.cells
@@ -23,10 +23,10 @@ def outputs(notebook: Any) -> list[list[str]]:
 
 
 def test_the_tour_runs_and_has_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder without the demo's model, whose last cell then says what to run."""
-    monkeypatch.delenv("MPLBACKEND", raising=False)  # a notebook's own shows pictures in the page
+    """Without the demo's model, the last cell prints which script to run first."""
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # a notebook's default backend shows pictures in the page
     notebook = nbformat.read(TOUR, as_version=4)
-    assert all(outputs(notebook)[place] for place in range(len(outputs(notebook))))
+    assert all(outputs(notebook))
     ran = nbformat.read(TOUR, as_version=4)
     (tmp_path / "scripts").mkdir()
     resources = {"metadata": {"path": str(tmp_path)}}

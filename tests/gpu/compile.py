@@ -2,7 +2,7 @@
 
 usage: python -m tests.gpu.compile [DEVICE]     cuda (default), cuda:N; on a CPU there is nothing to compile
 
-One after the other, when they are first launched, they take half a second each.
+Compiled one by one, when they are first launched, they take half a second each.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import torch
 from lightconv_plugin.ops import library
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# K, channels of a head, T: of test_convolutions, and of `scripts.bench kernels`, `ops` and `train`
+# K, channels per head, T: those of test_convolutions, then those of `scripts.bench kernels`, `ops` and `train`
 SIZES = [
     *itertools.product((1, 2, 3, 7, 15, 31, 32, 63, 65, 130, 300), (1, 3, 16, 64, 80), (31, 129)),
     *itertools.product((3, 7, 15, 31, 63, 255), (64,), (8, 32, 512)),
@@ -24,8 +24,8 @@ SIZES = [
 def main(argv: list[str]) -> None:
     device = torch.device(argv[0] if argv else "cuda")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if missing := library.load() or (library.cuda_unusable() if device.type == "cuda" else None):
-        sys.exit(f"error: there is nothing to compile: {missing}")
+    if reason := library.load() or (library.cuda_unusable() if device.type == "cuda" else None):
+        sys.exit(f"error: the kernels cannot be compiled: {reason}")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with library.compiled_together():

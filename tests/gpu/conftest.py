@@ -1,4 +1,4 @@
-"""Tests for a GPU (``--device cuda``). Without one the first case of each is rehearsed on a CPU."""
+"""Tests for a GPU (``--device cuda``). Without a GPU, the first case of each test runs on a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,17 +18,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "dtype" in metafunc.fixturenames:
-        types = [dtype for dtype in TYPES if dtype != torch.float64]  # in which the definition runs
+        types = [dtype for dtype in TYPES if dtype != torch.float64]  # the reference implementation computes in it
         metafunc.parametrize("dtype", types, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the figures that tests gave ``record_property``."""
+    """Print the values that tests recorded with ``record_property``."""
     for reports in terminalreporter.stats.values():
-        for name, figures in (
+        for name, values in (
             report_property for report in reports for report_property in getattr(report, "user_properties", ())
         ):
-            terminalreporter.line(f"{name}: {figures}")
+            terminalreporter.line(f"{name}: {values}")
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     torch.manual_seed(0)
     device = torch.device(request.config.getoption("--device"))
     if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)  # for what names no device
+        torch.cuda.set_device(device.index or 0)  # for code that names no device
     return device
 
 
 @pytest.fixture(autouse=True)
 def no_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have cuDNN's convolutions compute in float32, of which PyTorch leaves 10 bits of fraction."""
+    """Make cuDNN's convolutions compute in full float32; by default PyTorch uses TF32, with 10 bits of fraction."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -51,13 +51,13 @@ Call = Callable[[], Any]
 
 @pytest.fixture
 def capture(device: torch.device) -> Callable[..., Call]:
-    """Make a function of a captured CUDA graph: each call replays it and returns its results.
+    """Return a function that captures another in a CUDA graph; each call of the result replays the graph.
 
-    ``warm=False``: the function changes its inputs, and the caller has called it before. On a CPU the function itself
-    is called.
+    ``warm=False`` leaves out the calls before the capture, as for a function that changes its inputs. On a CPU the
+    function itself is returned.
     """
 
-    def made(function: Call, warm: bool = True) -> Call:
+    def capture_graph(function: Call, warm: bool = True) -> Call:
         if device.type == "cpu":
             return function
         side = torch.cuda.Stream()
@@ -77,4 +77,4 @@ def capture(device: torch.device) -> Callable[..., Call]:
 
         return replay
 
-    return made
+    return capture_graph

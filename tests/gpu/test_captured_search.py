@@ -1,4 +1,4 @@
-"""A search whose steps are one graph: the hypotheses of the CPU's search by fairseq, batch after batch."""
+"""A search whose steps are one graph finds the hypotheses of fairseq's search on the CPU, batch after batch."""
 
 import gc
 from itertools import product
@@ -17,7 +17,7 @@ from tests.tasks.test_beam_search import captured
 from tests.tolerances import assert_close
 
 ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
-BATCHES = [[7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7]]  # the first and the last are of one size
+BATCHES = [[7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7]]  # the first and the last share a graph
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ BATCHES = [[7, 5, 4, 1, 6, 2], [3], [9, 17], [2, 6, 6, 1, 7]]  # the first and t
 @torch.no_grad()
 def test_hypotheses_are_fairseqs(archs, options, device):
     pairs = [models(arch, types=60) for arch in archs]
-    built, moved = [on_cpu for on_cpu, _ in pairs], [other.to(device) for _, other in pairs]
+    built, moved = [on_cpu for on_cpu, _ in pairs], [copied.to(device) for _, copied in pairs]
     theirs = search.generator(built, **options, task=FastTranslationTask if "alpha" in options else TranslationTask)
     ours = search.generator(moved, **options)
     for lengths in BATCHES:
@@ -47,7 +47,7 @@ def test_hypotheses_are_fairseqs(archs, options, device):
         search.assert_same(captured(ours, to_device(batch, device)), theirs.generate([], batch))
     assert len(ours._captured._sizes) == 3
     if device.type == "cuda":
-        generated = ours.generate([], to_device(batch, device))  # by itself it takes the graphs
+        generated = ours.generate([], to_device(batch, device))  # uses the graphs by itself
         search.assert_same(generated, theirs.generate([], batch))
 
 
@@ -67,35 +67,35 @@ def halved(built):
 
 
 @torch.no_grad()
-def test_memory_goes_with_the_generator(device):
+def test_memory_is_freed_with_the_generator(device):
     if device.type == "cpu":
-        pytest.skip("a CPU does not count its memory")
+        pytest.skip("PyTorch does not count the memory of a CPU")
     _, moved = models(ARCHITECTURES[1], types=60)
     moved.to(device)
     batch = to_device(search.sample([4, 6], types=60), device)
-    held = []
+    allocated = []
     for _ in range(4):
         ours = search.generators([moved])[1]
         captured(ours, batch)
         del ours
         gc.collect()
-        held.append(torch.cuda.memory_allocated())
-    assert held[1] == held[-1]
+        allocated.append(torch.cuda.memory_allocated())
+    assert allocated[1] == allocated[-1]
 
 
 @pytest.mark.parametrize(("stepwise", "beam"), [*product((False, True), (4, 5))])
 def test_the_end_of_a_step(stepwise, beam, device):
-    """Its kernel against the definition on the CPU, for more steps than the rings have slots."""
+    """Its kernel equals the reference implementation on the CPU, for more steps than the rings have slots."""
     generator = torch.Generator().manual_seed(beam)
     want = begun(37, beam, 12, 9, 0, generator)
-    got = ops.Beams(*(each.to(device, copy=True) for each in want))
+    got = ops.Beams(*(tensor.to(device, copy=True) for tensor in want))
     for _ in range(11):
         values = torch.randn(37, 2 * beam, generator=generator).sort(descending=True).values
         words = torch.randint(2, 7, values.shape, generator=generator)
         words[:, beam:].clamp_(min=3)  # no more ends than hypotheses
         parents = torch.randint(beam, values.shape, generator=generator)
-        for beams, at in ((want, "cpu"), (got, device)):
-            ops.search_step(values.to(at), words.to(at), parents.to(at), beams, eos=2, stepwise=stepwise)
+        for beams, target in ((want, "cpu"), (got, device)):
+            ops.search_step(values.to(target), words.to(target), parents.to(target), beams, eos=2, stepwise=stepwise)
     for name, a, b in zip(ops.Beams._fields, got, want, strict=True):
         assert torch.equal(a.cpu(), b), name
 

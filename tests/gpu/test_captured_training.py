@@ -1,4 +1,4 @@
-"""Updates as CUDA graphs against fairseq's trainer on the same batches; on a CPU the same updates without graphs."""
+"""Updates as CUDA graphs, against fairseq's trainer on the same batches. On a CPU they run without graphs."""
 
 import json
 import weakref
@@ -17,7 +17,7 @@ SAME = ("ntokens", "nsentences", "wpb", "bsz", "num_updates", "lr", "clip", "los
 
 @pytest.fixture(autouse=True)
 def rehearsed(device, monkeypatch):
-    """Have updates on a CPU made without graphs."""
+    """On a CPU, make the updates without graphs."""
     if device.type == "cpu":
         make_updates_on_cpu(monkeypatch, graphs=False)
 
@@ -25,7 +25,7 @@ def rehearsed(device, monkeypatch):
 @pytest.fixture(params=PRECISIONS)
 def precision(request, device):
     if device.type == "cpu" and request.param == "float16":
-        pytest.skip("fairseq's float16 asks for a GPU")
+        pytest.skip("fairseq's float16 needs a GPU")
     return request.param
 
 
@@ -38,7 +38,7 @@ def compare(got, want, dtype):
         for name in theirs.keys() & set(SAME):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-6), name
         for name in theirs.keys() & {"loss", "nll_loss", "gnorm"}:
-            # of 20 updates the last has the errors of those before it; fairseq rounds to three places
+            # errors accumulate over 20 updates; fairseq rounds to three decimals
             assert mine[name] == pytest.approx(theirs[name], rel=10 * rtol, abs=10 * atol + 1e-3), name
 
 
@@ -46,7 +46,7 @@ def compare(got, want, dtype):
     "arch", ["pla_dynamicconv_iwslt_de_en", "pla_lightconv_iwslt_de_en", "transformer", "lightconv"]
 )
 def test_updates_are_fairseqs(arch, precision, device, record_property):
-    """Losses, norms, schedules, clipping; batches of many lengths in one shape, which has places that nobody takes."""
+    """Losses, norms, schedules and clipping are equal, with batches of many lengths padded to one shape."""
     runs = [
         train(begin(captured, device, *PRECISIONS[precision], arch=arch), batches(20)) for captured in (True, False)
     ]
@@ -58,7 +58,7 @@ def test_updates_are_fairseqs(arch, precision, device, record_property):
 
 @pytest.mark.parametrize("dropout", ["0", "0.2"])
 def test_a_graph_is_what_it_was_captured_from(dropout, device, monkeypatch, record_property):
-    """300 updates on the same padded batches, as graphs and one kernel after the other; an overflow in the middle."""
+    """300 updates on the same padded batches, as graphs and kernel by kernel, with an overflow in the middle."""
     count = 300 if device.type == "cuda" else 10
     flags = ["--dropout", dropout, "--attention-dropout", dropout, *PRECISIONS["float16" if count > 10 else "float32"]]
     runs = []
@@ -83,7 +83,7 @@ NAMES = ("loss", "gnorm", "wpb", "bsz", "num_updates")
 
 
 def work(rank, folder, device):
-    """Train on every second batch, and write down what is logged and the parameters at the end."""
+    """Train on every second batch, and save the logged values and the final parameters."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/group", world_size=2, rank=rank)
     trainer = begin(True, device, "--distributed-world-size", "2")
@@ -98,23 +98,26 @@ def work(rank, folder, device):
 
 
 def test_two_processes_are_one_that_accumulates(device, tmp_path):
-    """On one device, their gradients averaged by gloo: NCCL wants a device for each. fairseq's own updates with one."""
-    start = "spawn" if device.type == "cuda" else "fork"  # CUDA takes no forks
+    """Two processes on one device equal one of fairseq's own that accumulates gradients.
+
+    gloo averages their gradients, since NCCL needs a device for each process.
+    """
+    start = "spawn" if device.type == "cuda" else "fork"  # CUDA does not work in a forked process
     multiprocessing.start_processes(work, (tmp_path, device), nprocs=2, start_method=start)
     alone = train(begin(False, device), batches(12), update_freq=2)
     for rank in "01":
-        logged, found = torch.load(tmp_path / rank)
+        logged, trained = torch.load(tmp_path / rank)
         assert len(logged) == len(alone.logged) == 6
         for mine, theirs in zip(logged, alone.logged, strict=True):
             want = {name: theirs[name] for name in NAMES}
-            assert mine == pytest.approx(want, rel=1e-3, abs=1e-3)  # fairseq rounds to three places
-        torch.testing.assert_close(found, parameters(alone.trainer), rtol=0, atol=1e-4)
+            assert mine == pytest.approx(want, rel=1e-3, abs=1e-3)  # fairseq rounds to three decimals
+        torch.testing.assert_close(trained, parameters(alone.trainer), rtol=0, atol=1e-4)
 
 
 def test_an_overflow_is_skipped_as_fairseq_does(device):
-    """From a scale that is far too large; the scale goes up again after four updates."""
+    """The scale starts far too large, and rises again after four updates."""
     if device.type == "cpu":
-        pytest.skip("fairseq's float16 asks for a GPU")
+        pytest.skip("fairseq's float16 needs a GPU")
     flags = ["--fp16", "--fp16-init-scale", str(2**24), "--fp16-scale-window", "4"]
     runs = [train(begin(captured, device, *flags), batches(24)) for captured in (True, False)]
     assert [logged == {} for logged in runs[0].logged] == [logged == {} for logged in runs[1].logged]
@@ -124,10 +127,10 @@ def test_an_overflow_is_skipped_as_fairseq_does(device):
     assert scalers[0] == scalers[1]
 
 
-def test_overflows_that_the_host_learns_late(device):
-    """As many updates and the same learning rates as where the host waits after each update."""
+def test_overflows_that_the_host_reads_late(device):
+    """Updates, loss scale and Adam's steps are counted as when the host waits after each update."""
     if device.type == "cpu":
-        pytest.skip("fairseq's float16 asks for a GPU")
+        pytest.skip("fairseq's float16 needs a GPU")
     flags = ["--fp16", "--fp16-init-scale", str(2**22), "--fp16-scale-window", "4"]
     ends = []
     for interval in (1, 1000):
@@ -144,18 +147,18 @@ def test_overflows_that_the_host_learns_late(device):
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_checkpoint_goes_on_either_way(first, precision, device, tmp_path):
-    """Half the updates captured and half not, in either order, end as all of one kind do."""
+def test_training_resumes_with_and_without_graphs(first, precision, device, tmp_path):
+    """Half the updates captured and half not, in either order, end as updates of one kind do."""
     samples, flags = batches(16), PRECISIONS[precision]
     whole = train(begin(not first, device, *flags), samples)
-    before = train(begin(first, device, *flags), samples[:8])
+    half = train(begin(first, device, *flags), samples[:8])
     path = str(tmp_path / "checkpoint.pt")
-    before.trainer.save_checkpoint(path, {"train_iterator": {"epoch": 1}})
-    after = begin(not first, device, *flags)
-    after.load_checkpoint(path)
-    assert after.get_num_updates() == 8
-    rest = train(after, samples[8:])
-    rest.logged = before.logged + rest.logged
+    half.trainer.save_checkpoint(path, {"train_iterator": {"epoch": 1}})
+    resumed = begin(not first, device, *flags)
+    resumed.load_checkpoint(path)
+    assert resumed.get_num_updates() == 8
+    rest = train(resumed, samples[8:])
+    rest.logged = half.logged + rest.logged
     compare(rest, whole, getattr(torch, precision))
-    kept = torch.load(path, weights_only=False)["last_optimizer_state"]
-    assert all(state["step"] == 8 for state in kept["state"].values())
+    saved = torch.load(path, weights_only=False)["last_optimizer_state"]
+    assert all(state["step"] == 8 for state in saved["state"].values())

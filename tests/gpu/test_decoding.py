@@ -16,7 +16,7 @@ from tests.tasks import test_beam_search as search
 from tests.tolerances import assert_close
 
 TENSORS = ("tokens", "score", "positional_scores", "attention")
-"""The parts of a hypothesis that lie on the device."""
+"""The parts of a hypothesis that are on the device."""
 
 
 @torch.no_grad()
@@ -28,11 +28,11 @@ def test_steps_equal_the_full_pass_and_a_graph_of_one_step(dtype, device, captur
     for i in range(3):
         out, state = ops.conv_step(x[i : i + 1], weight[i : i + 1], state, backend="native")
         assert_close(out, want[i : i + 1], dtype)
-    held_x, held_weight = x[:1].clone(), weight[:1].clone()
-    step = capture(lambda: ops.conv_step(held_x, held_weight, state, backend="native")[0], warm=False)
+    static_x, static_weight = x[:1].clone(), weight[:1].clone()
+    step = capture(lambda: ops.conv_step(static_x, static_weight, state, backend="native")[0], warm=False)
     for i in range(3, time):
-        held_x.copy_(x[i : i + 1])
-        held_weight.copy_(weight[i : i + 1])
+        static_x.copy_(x[i : i + 1])
+        static_weight.copy_(weight[i : i + 1])
         assert_close(step(), want[i : i + 1], dtype)
 
 
@@ -42,7 +42,7 @@ def to_device(sample, device):
 
 
 def models(arch, **options):
-    """The same model of arch twice, both on the CPU."""
+    """Return a model of the architecture and a copy of it, both on the CPU."""
     built = search.model(arch, **options)
     return built, copy.deepcopy(built)
 
@@ -52,18 +52,20 @@ ARCHITECTURES = [*search.ARCHITECTURES, *(name for name in ENCODER_DECODER if "a
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
-def test_beams_are_the_cpus_token_by_token(arch, device, record_property):
-    """fairseq's search and ours, both devices: four times the same hypotheses."""
+def test_hypotheses_are_the_cpus_token_by_token(arch, device, record_property):
+    """On the device, fairseq's search and ours find the hypotheses of fairseq's search on the CPU."""
     on_cpu, moved = models(arch, types=60)
     moved.to(device)
     sample = search.sample([7, 5, 4, 1, 6, 2], types=60)
     want = search.generators([on_cpu])[0].generate([on_cpu], sample)
     for generator in search.generators([moved]):
-        found = generator.generate([moved], to_device(sample, device))
-        got, expected = ([h["tokens"].tolist() for hypotheses in each for h in hypotheses] for each in (found, want))
+        results = generator.generate([moved], to_device(sample, device))
+        got, expected = (
+            [h["tokens"].tolist() for hypotheses in batch for h in hypotheses] for batch in (results, want)
+        )
         row = [f"{arch}, {type(generator).__name__}", str(len(expected)), str(sum(map(eq, got, expected)))]
         record_property("beams", json.dumps(row))
-        cpu = [[{name: h[name].cpu() for name in TENSORS} for h in s] for s in found]
+        cpu = [[{name: h[name].cpu() for name in TENSORS} for h in s] for s in results]
         search.assert_same(cpu, want)
 
 
@@ -77,7 +79,7 @@ def test_the_best_hypothesis_has_its_forced_score(arch, dtype, device):
             words = hypotheses[0]["tokens"].to(device)
             scores = common.forced(model, sample["net_input"], row, words).float()
             forced = scores.gather(1, words[:, None])[:, 0]
-            # relative to the largest number of the sum, the best score of a token
+            # the error is relative to the largest log-probability of a token
             scale = max(1.0, scores.abs().max().item())
             searched = torch.float32 if dtype == torch.float64 else dtype
             assert_close(hypotheses[0]["positional_scores"].cpu() / scale, forced.cpu() / scale, searched)

@@ -36,7 +36,7 @@ def test_a_captured_graph_draws_dropconnect_anew(device, capture):
     assert not torch.equal(replay(), first)
 
 
-def test_a_kernel_first_met_in_a_capture(device, capture):
+def test_a_kernel_first_launched_in_a_capture(device, capture):
     """A kernel that was never launched is compiled and loaded while a graph is captured."""
     x, weight = make(device, 37, 3, 130), make(device, 2, 29)
     got = capture(lambda: native.light_conv(x, weight, padding_l=11), warm=False)()
@@ -44,9 +44,9 @@ def test_a_kernel_first_met_in_a_capture(device, capture):
 
 
 def compiled(function, device):
-    """On a GPU by torch's own compiler; on a CPU traced alone, as that compiler would take half a minute."""
+    """Compile with Inductor on a GPU; on a CPU only trace, since Inductor would take half a minute."""
     if device.type == "cuda" and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        pytest.skip("Triton compiles with Python's headers, which a package such as python3-dev has")
+        pytest.skip("Triton needs Python's headers, from a package such as python3-dev")
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
 
@@ -57,6 +57,6 @@ def test_a_compiled_model(arch, device):
     torch.manual_seed(0)
     task = small.task(arch)
     model = small.build(arch, task).to(device).eval()
-    given = {name: tensor.to(device) for name, tensor in small.toy_batch(arch, task)["net_input"].items()}
-    want = model(**given)[0]
-    assert_close(compiled(copy.deepcopy(model), device)(**given)[0], want)
+    inputs = {name: tensor.to(device) for name, tensor in small.toy_batch(arch, task)["net_input"].items()}
+    want = model(**inputs)[0]
+    assert_close(compiled(copy.deepcopy(model), device)(**inputs)[0], want)

@@ -1,7 +1,7 @@
-"""Every CUDA kernel at a small size, on the device: what compute-sanitizer runs (scripts/first_gpu.sh).
+"""Small calls of every CUDA kernel on the device, which compute-sanitizer runs (scripts/first_gpu.sh).
 
-The cases are those of the emulation (tests/ops/cuda_cases.py), which compares their results with other orders of
-threads. Here two calls give the same bits, and no result has a NaN.
+The cases are those of the emulation (tests/ops/cuda_cases.py), which compares results between orders of threads. Here
+two calls must give the same bits, without NaN.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.ops.cuda_on_cpu import Machine
 
 
 class Device(Machine):
-    """A GPU with the interface of the pretended one; operands end where their memory does."""
+    """A GPU with the interface of the emulated one; an operand ends where its memory ends."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.alignment = device, 16
@@ -33,7 +33,7 @@ class Device(Machine):
         return operator
 
 
-# of the pretended machine's attributes a GPU has its own
+# a GPU cannot run the cases of another architecture
 CASES = [name for name in cuda_cases.CASES if "sm75" not in name]
 
 

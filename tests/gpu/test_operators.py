@@ -50,8 +50,8 @@ def test_convolutions(dtype, K, padding_l, R, device):
 @pytest.mark.parametrize("time", [12, 40])
 @pytest.mark.parametrize("K", [31, 7, 63, 100])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, K, time, device):
-    """In the forward pass, in both gradients together, and in each alone."""
+def test_dropconnect_uses_the_mask_of_its_seed(dtype, dynamic, K, time, device):
+    """The forward pass, both gradients together and each alone use the same mask."""
     x, grad = (make(device, time, 2, 256, dtype=dtype) for _ in range(2))
     weight = make(device, *(time, 2) * dynamic, 2, K, dtype=dtype)
     assert backend.unsupported_reason("light_conv", x) is None
@@ -73,22 +73,22 @@ def test_dropconnect_is_the_mask_of_the_definition(dtype, dynamic, K, time, devi
 @pytest.mark.parametrize("name", ["light_conv", "dynamic_conv"])
 @pytest.mark.parametrize("K", [4, 31])
 def test_states_and_packed_sentences(name, dtype, K, device):
-    """With lengths from 0 on; the offsets stay on the device."""
+    """Sentences may be empty; the offsets stay on the device."""
     offsets, options = torch.tensor([0, 1, 1, 40, 99]), {"padding_l": K - 1}
     x, state, grad = (make(device, n, 96, dtype=dtype) for n in (99, (K - 1) * 4, 99))
     weight, state = make(device, *(() if name == "light_conv" else (99,)), 3, K, dtype=dtype), state.view(K - 1, 4, 96)
     results = []
     for exact in (False, True):
         x, weight, state = (t.detach().double() if exact else t.detach() for t in (x, weight, state))
-        given = x.requires_grad_(), weight.requires_grad_(), state.requires_grad_()
+        inputs = x.requires_grad_(), weight.requires_grad_(), state.requires_grad_()
         if exact:
             out = packed(name, x, weight, offsets, initial_state=state, **options)
         else:
-            places = {"cu_seqlens": offsets.to(device), "initial_state": state}
-            out, last = getattr(ops, name)(x, weight, return_state=True, **places, **options)
+            layout = {"cu_seqlens": offsets.to(device), "initial_state": state}
+            out, last = getattr(ops, name)(x, weight, return_state=True, **layout, **options)
             assert torch.equal(last[:, 1], state[:, 1])
             assert torch.equal(last[:, 3], x[100 - K : 99])
-        results.append((out.detach(), *torch.autograd.grad(out, given, grad.to(out.dtype))))
+        results.append((out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))))
     for got, want in zip(*results, strict=True):
         scale = max(1.0, want.abs().max().item()) if want.ndim == 2 and want.shape == (3, K) else 1.0
         assert_close(got / scale, want / scale, dtype)
@@ -96,10 +96,10 @@ def test_states_and_packed_sentences(name, dtype, K, device):
 
 def test_strides_and_an_address_that_is_not_aligned(dtype, device):
     x, weight = make(device, 3, 33, 128, dtype=dtype).transpose(0, 1), make(device, 2, 62, dtype=dtype)[:, ::2]
-    apart = make(device, x.numel() + 1, dtype=dtype)[1:].view(x.shape)
-    for given in (x, apart):
-        got = native.light_conv(given, weight, padding_l=30)
-        assert_close(got, reference.light_conv(given.double(), weight.double(), padding_l=30), dtype)
+    unaligned = make(device, x.numel() + 1, dtype=dtype)[1:].view(x.shape)
+    for tensor in (x, unaligned):
+        got = native.light_conv(tensor, weight, padding_l=30)
+        assert_close(got, reference.light_conv(tensor.double(), weight.double(), padding_l=30), dtype)
 
 
 def test_gate(dtype, device):
@@ -115,21 +115,21 @@ def test_gate(dtype, device):
 @pytest.mark.parametrize("channels", [6, 512, 1024, 1041])
 @pytest.mark.parametrize("p", [0.0, 0.25])
 def test_residual_and_norm(dtype, channels, p, device):
-    """Of more rows than there are blocks at once; what was dropped is where the gradient is zero."""
+    """There are more rows than blocks that run at once. Elements with a gradient of zero were dropped."""
     shape = (33 if device.type == "cuda" else 1, 70, channels)
-    x, y, weight, bias = given = [
+    x, y, weight, bias = inputs = [
         make(device, *s, dtype=dtype).requires_grad_() for s in (shape, shape, shape[2:], shape[2:])
     ]
     grad = make(device, *shape, dtype=dtype) / 10
     out = ops.residual_norm(x, y, weight, bias, p, 1e-5)
-    got = torch.autograd.grad(out, given, grad, retain_graph=True)
+    got = torch.autograd.grad(out, inputs, grad, retain_graph=True)
     kept = got[1] != 0
-    for other in (grad.flip(0), grad.flip(1)):  # a gradient in half precision is zero by chance too
-        kept |= torch.autograd.grad(out, y, other, retain_graph=True)[0] != 0
+    for gradient in (grad.flip(0), grad.flip(1)):  # a gradient in half precision is zero by chance too
+        kept |= torch.autograd.grad(out, y, gradient, retain_graph=True)[0] != 0
     assert kept.double().mean().item() == pytest.approx(1 - p, abs=0.05)
-    x, y, weight, bias = exact = [t.detach().double().requires_grad_() for t in given]
+    x, y, weight, bias = exact = [t.detach().double().requires_grad_() for t in inputs]
     z = x + y * kept / (1 - p)
-    z.data.copy_(z.to(dtype))  # as it is before the norm
+    z.data.copy_(z.to(dtype))  # rounded as the kernel rounds it before the norm
     want = torch.nn.functional.layer_norm(z, (channels,), weight, bias, 1e-5)
     assert_close(out, want, dtype)
     for a, b in zip(got, torch.autograd.grad(want, exact, grad.double()), strict=True):
@@ -139,7 +139,7 @@ def test_residual_and_norm(dtype, channels, p, device):
 
 @pytest.mark.parametrize(("channels", "keys"), [(128, 30), (64, 70), (36, 33), (7, 5)])
 def test_attention_of_a_step(dtype, channels, keys, device):
-    """Of rows in any order of sentences, one of which is all padding."""
+    """The rows are in any order of sentences; one sentence is only padding."""
     query = make(device, 1, 37, 3 * channels, dtype=dtype)
     source, values = (make(device, 5, keys, 3 * channels, dtype=dtype) for _ in range(2))
     sentence, padding = torch.randint(5, (37,), device=device), torch.rand(5, keys, device=device) < 0.3
@@ -162,26 +162,26 @@ def test_candidates_of_a_step(dtype, types, device):
     values = torch.log_softmax(logits.double() / 0.9, dim=-1) + scores.double().unsqueeze(1)
     values[:, 3] -= 0.5
     rows = got[2] + 4 * torch.arange(3, device=device).unsqueeze(1)
-    assert_close(values[rows, got[1]].cpu(), got[0].cpu(), torch.float32)  # of equal ones another may come first
+    assert_close(values[rows, got[1]].cpu(), got[0].cpu(), torch.float32)  # equal candidates may come in another order
 
 
 @pytest.mark.parametrize(("rows", "types", "stride"), [(64, 5, 5), (300, 1001, 1003), (64, 32_768, 32_768), (0, 7, 7)])
 def test_the_loss(dtype, rows, types, stride, device):
     logits, target = make(device, rows, stride, dtype=dtype)[:, :types], torch.randint(4, types, (rows,))
     target[::7] = 1
-    count = max(rows, 1)  # a mean, so that errors are those of a row and not of their sum
+    count = max(rows, 1)  # a mean over the rows, so that the error is that of one row
     results = []
-    for given, targets in ((logits, target.to(device)), (logits.cpu().double(), target)):
-        given = given.detach().requires_grad_()
-        loss, nll = ops.smoothed_nll(given, targets, 0.1, 1)
-        results.append((loss.detach() / count, nll / count, *torch.autograd.grad(loss * 0.5, given)))
+    for values, targets in ((logits, target.to(device)), (logits.cpu().double(), target)):
+        values = values.detach().requires_grad_()
+        loss, nll = ops.smoothed_nll(values, targets, 0.1, 1)
+        results.append((loss.detach() / count, nll / count, *torch.autograd.grad(loss * 0.5, values)))
     for got, want in zip(*results, strict=True):
         scale = max(1.0, want.abs().max().item()) if want.ndim == 0 else 1.0
         assert_close(got.cpu() / scale, want / scale, dtype)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU is not waited for")
-def test_the_loss_waits_for_nothing_and_is_the_same_bits_every_time(device):
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no device to wait for")
+def test_the_loss_does_not_wait_and_is_the_same_bits_every_time(device):
     logits = make(device, 300, 1000, dtype=torch.bfloat16).requires_grad_()
     target = torch.randint(1000, (300,)).to(device)
     ops.smoothed_nll(logits, target, 0.1, 0)[0].backward()
@@ -202,6 +202,6 @@ def test_several_devices():
     first = torch.device("cuda:0")
     x, weight = make(first, 33, 2, 128), make(first, 2, 31)
     want = native.light_conv(x, weight, padding_l=30)
-    there = native.light_conv(x.to("cuda:1"), weight.to("cuda:1"), padding_l=30)
-    assert there.device.index == 1
-    assert torch.equal(there.cpu(), want.cpu())
+    on_second = native.light_conv(x.to("cuda:1"), weight.to("cuda:1"), padding_l=30)
+    assert on_second.device.index == 1
+    assert torch.equal(on_second.cpu(), want.cpu())

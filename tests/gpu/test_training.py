@@ -15,21 +15,21 @@ UPDATES = 20
 
 def move(batch, device):
     return {
-        name: move(each, device) if isinstance(each, dict) else each.to(device) if hasattr(each, "to") else each
-        for name, each in batch.items()
+        name: move(value, device) if isinstance(value, dict) else value.to(device) if hasattr(value, "to") else value
+        for name, value in batch.items()
     }
 
 
 @pytest.mark.parametrize("arch", small.ARCHITECTURES)
 def test_loss_and_gradients_of_an_architecture_are_the_cpus(arch, device):
     task = small.task(arch)
-    # no dropout: masks are drawn otherwise on another device
+    # no dropout: another device draws other masks
     options = dict.fromkeys(("dropout", "attention_dropout", "weight_dropout", "input_dropout"), 0.0)
     on_cpu = small.build(arch, task, **options).train()
     moved, batch = copy.deepcopy(on_cpu).to(device), small.toy_batch(arch, task)
     results = []
-    for model, given in ((on_cpu, batch), (moved, move(batch, device))):
-        loss, size, _ = small.criterion(model, task)(model, given)
+    for model, inputs in ((on_cpu, batch), (moved, move(batch, device))):
+        loss, size, _ = small.criterion(model, task)(model, inputs)
         (loss / size).backward()
         results.append([(loss / size).detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     want, got = results
@@ -39,20 +39,20 @@ def test_loss_and_gradients_of_an_architecture_are_the_cpus(arch, device):
 
 
 def losses(arch, device, *flags):
-    """The losses a word of ``UPDATES`` updates, each on a batch of its own, as fairseq-train makes them."""
-    made = begin(False, device, "--lr", "1e-3", "--lr-scheduler", "fixed", *flags, arch=arch)
-    return [logged["loss"] for logged in train(made, batches(UPDATES)).logged]
+    """Return the losses per word of ``UPDATES`` updates by fairseq's trainer, each on another batch."""
+    trainer = begin(False, device, "--lr", "1e-3", "--lr-scheduler", "fixed", *flags, arch=arch)
+    return [logged["loss"] for logged in train(trainer, batches(UPDATES)).logged]
 
 
 @pytest.fixture(scope="module")
 def cpus():
     """The CPU's losses in float32, by architecture."""
-    found: dict[str, list[float]] = {}
+    by_arch: dict[str, list[float]] = {}
 
     def of(arch):
-        if arch not in found:
-            found[arch] = losses(arch, torch.device("cpu"))
-        return found[arch]
+        if arch not in by_arch:
+            by_arch[arch] = losses(arch, torch.device("cpu"))
+        return by_arch[arch]
 
     return of
 
@@ -71,20 +71,20 @@ PRECISIONS = {
 def test_updates_have_the_cpus_losses(arch, precision, device, cpus, record_property):
     flags, dtype = PRECISIONS[precision]
     if device.type == "cpu" and precision.endswith("float16"):
-        flags, dtype = ["--bf16"], torch.bfloat16  # fairseq's own float16 asks for a GPU
+        flags, dtype = ["--bf16"], torch.bfloat16  # fairseq's own float16 needs a GPU
     got, want = losses(arch, device, *flags), cpus(arch)
     pairs = zip(got[::5], want[::5], strict=True)
     record_property("losses", json.dumps([f"{arch}, {precision}", *(f"{a:.6f} / {b:.6f}" for a, b in pairs)]))
     assert len(got) == len(want) == UPDATES
     assert want[-1] < want[0]
     rtol, atol = TOLERANCES[dtype]
-    # the last of 20 updates has the errors of those before it; fairseq rounds to three places
+    # errors accumulate over 20 updates; fairseq rounds to three decimals
     assert got == pytest.approx(want, rel=10 * rtol, abs=10 * atol + 1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "amp"])
 def test_updates_with_every_dropout_learn(precision, device):
-    """Masks of a device are its own; a seed repeats them."""
+    """The masks differ between devices; the same seed repeats them."""
     flags = ["--dropout", "0.1", "--attention-dropout", "0.1", "--weight-dropout", "0.1", *PRECISIONS[precision][0]]
     first, again = (losses("pla_dynamicconv_iwslt_de_en", device, *flags) for _ in range(2))
     assert first[-1] < first[0]

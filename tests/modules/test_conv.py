@@ -41,7 +41,7 @@ def test_a_module_equals_the_reference_operator(conv, causal):
 @pytest.mark.parametrize("per", DROPCONNECT_PER)
 @torch.no_grad()
 def test_dropconnect_is_drawn_per_position_or_per_kernel(conv, backend, per):
-    """Weights are dropped in training, and in generation with --retain-dropout: of a whole sequence and in steps.
+    """Weights are dropped in training and, with --retain-dropout, in generation, for a whole sequence and in steps.
 
     The kernel has four weights of 1/4 and the input is ones: with p = 0.5 an output is half the number of weights kept,
     from the fourth position on.

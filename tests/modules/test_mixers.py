@@ -99,7 +99,7 @@ def test_incremental_equals_full_at_every_prefix_with_beams_reordered(name, wind
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_an_input_of_no_positions_changes_nothing(name, backend, monkeypatch):
-    """As a whole sequence, whose gradients are zeros, and as the first or a later step."""
+    """It may be a whole sequence, whose gradients are zeros, or the first or a later step."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
     module, x, empty = build(name, causal=True), inputs(5), inputs(5)[:0].requires_grad_()
     gradients = torch.autograd.grad(module(empty).sum(), [empty, *module.parameters()], allow_unused=True)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow  # with an empty cache mypy checks all of torch's types
 def test_mypy_strict_accepts_a_program_that_uses_the_public_api():
-    """As in a user's project: without the settings of ours."""
+    """mypy runs as in a user's project, without the settings of this one."""
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={ROOT}/.mypy_cache/strict"]
     command = [sys.executable, "-m", "mypy", *options, "tests/modules/typed_program.py"]
     mypy = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -16,13 +16,13 @@ VECTOR_BITS = {"AVX512": (128, 256, 512), "AVX2": (128, 256)}.get(torch.backends
 
 @pytest.fixture(scope="session", autouse=True)
 def library() -> None:
-    """The library, loaded; compiled where it is not there yet."""
+    """Load the library, which is compiled first where necessary."""
     assert ops.library.load() is None
 
 
 @pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
-    """``torch.set_num_threads``, for one test."""
+    """``torch.set_num_threads``; the number of threads is restored after the test."""
     threads = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(threads)
@@ -30,15 +30,15 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture(params=ops.BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each backend by its name, which the environment asks for."""
+    """Each backend in turn, selected by the environment variable LIGHTCONV_BACKEND."""
     monkeypatch.setenv("LIGHTCONV_BACKEND", request.param)
     return request.param
 
 
 def operators_of(device: int | str) -> Iterator[Any]:
-    """The library's operators: those for a CPU with vectors of so many bits, or those for a GPU, run on the CPU.
+    """Yield the library's operators: for a CPU with vectors of ``device`` bits, or for an emulated GPU ("gpu").
 
-    ``gpu`` tells which they are.
+    Their attribute ``gpu`` is True for the emulated GPU.
     """
     if device == "gpu":
         machine: Any = Machine()
@@ -66,7 +66,7 @@ def has_kernel(device: int | str, *case: Any) -> bool:
 
 
 def each_run(names: str, cases: Sequence[Any], where: Callable[..., bool] = has_kernel) -> Any:
-    """Parametrise a test by ``run`` and by ``names``: each case on the devices ``where`` it runs."""
+    """Parametrise a test by ``run`` and ``names``: each case on every device for which ``where`` is True."""
     pairs = [(device, *case) for device in RUNS for case in cases if where(device, *case)]
     assert {pair[1:] for pair in pairs} == {*cases}, "a case runs nowhere"
     ids = ["-".join(map(str, pair)) for pair in pairs]
@@ -85,28 +85,28 @@ def gpu() -> Iterator[Any]:
 
 @pytest.fixture
 def gate() -> Iterator[None]:
-    """The gate's kernels, which the library has for GPUs alone."""
+    """Make the gate's kernels, which the library has only for GPUs, take CPU tensors."""
     with kernels_for_cpu_tensors(("glu_mask", "glu_mask_backward")):
         yield
 
 
 @pytest.fixture
 def cuda_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The library's operators that a CPU has no kernel for, run by the CUDA kernels on the CPU."""
+    """Run operators that have no CPU kernel with the CUDA kernels, emulated on the CPU."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     with kernels_for_cpu_tensors():
         yield
 
 
 def needs_units(precision: str) -> None:
-    """Skip a test where the processor has no units for products in this precision."""
+    """Skip a test if the processor has no units for products in this precision."""
     if reason := lacking(precision):
         pytest.skip(reason)
 
 
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
-    """Have linear layers multiply in this precision."""
+    """Make linear layers multiply in this precision inside the block."""
     needs_units(precision)
     ops.set_precision(precision)
     try:

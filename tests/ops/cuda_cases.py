@@ -1,6 +1,6 @@
-"""Calls of every CUDA operator, for what is checked of its kernels: test_cuda_checked, _compile, _launcher.
+"""Calls of every CUDA operator, which test_cuda_checked, test_cuda_compile and test_cuda_launcher run.
 
-A new kernel needs a line in CASES: a function that makes its operands with ``machine.place`` or ``machine.numbers``,
+A new kernel needs an entry in CASES: a function that makes its operands with ``machine.place`` or ``machine.numbers``,
 calls operators of ``machine`` and returns every tensor that the kernels may have written.
 """
 
@@ -44,7 +44,7 @@ def conv(
             x, grad = numbers(machine, time, H * R), numbers(machine, time, H * R)
             weight = numbers(machine, time, H, K) if dynamic else machine.numbers(dtype, H, K)
             written += [machine.forward(x, weight, *options), *machine.backward(grad, x, weight, *options)]
-            if dtype.itemsize == 2 and machine.capability >= 80:  # above, both gradients by one kernel
+            if dtype.itemsize == 2 and machine.capability >= 80:  # the call above computes both gradients in one kernel
                 for needed in ((True, False), (False, True)):
                     written += machine.backward(grad, x, weight, *options, wanted=needed)
         return written
@@ -64,7 +64,7 @@ def glu(dtype: torch.dtype, channels: int, masked: bool) -> Case:
 
 
 def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: bool = True) -> Case:
-    """Steps of 4 hypotheses until the ring is full and begins anew, each with ancestors of its own."""
+    """Steps of 4 hypotheses with random ancestors, until the ring is full and starts again."""
 
     def run(machine: Machine) -> list[Tensor]:
         ring = machine.place(torch.full((K, 6, H * R), torch.nan, dtype=dtype))
@@ -82,7 +82,7 @@ def step(dtype: torch.dtype, dynamic: bool, K: int, H: int, R: int, softmax: boo
 
 
 def loss(dtype: torch.dtype, types: int) -> Case:
-    """Smoothed loss of 5 rows of logits and its gradient; one row does not count."""
+    """Smoothed loss of 5 rows of logits and its gradient; one row is ignored."""
 
     def run(machine: Machine) -> list[Tensor]:
         logits, target = machine.numbers(dtype, 5, types), machine.place(torch.tensor([3, 0, 1, types - 1, 2]))
@@ -142,7 +142,7 @@ def search(beam: int, stepwise: bool) -> Case:
 
 
 def update(dtype: torch.dtype) -> Case:
-    """The decision on an update, and Adam."""
+    """The decision on an update (``update_decide``), and Adam's step."""
 
     def run(machine: Machine) -> list[Tensor]:
         vectors = ([7.0], [0.0, 1.0, 0.5], [1, 0.5, 0, 0, 0.5, 3, 0.9, 0.98, 0.01], [64, 0, -1, -1, 0, 0, 0], [0] * 6)
@@ -157,7 +157,7 @@ def update(dtype: torch.dtype) -> Case:
 
 
 def on(case: Case, **attributes: int) -> Case:
-    """A case on a machine of other attributes."""
+    """Return the case, run on a machine with changed attributes."""
 
     def run(machine: Machine) -> list[Tensor]:
         vars(machine).update(attributes)
@@ -166,7 +166,7 @@ def on(case: Case, **attributes: int) -> Case:
     return run
 
 
-# lengths up to 32 and those above have one kernel each
+# one kernel serves lengths up to 32, another all longer ones
 CASES: dict[str, Case] = {
     "conv-bf16-dynamic-mma": conv(BF16, True, 31, 30, 64, (33,), H=1),
     "conv-bf16-light-mma-drop": conv(BF16, False, 7, 6, 64, (64,), p=0.1),
@@ -191,7 +191,7 @@ CASES: dict[str, Case] = {
     "conv-f32-light-K300": conv(F32, False, 300, 20, 3, (33,)),
     "conv-bf16-dynamic-R192": conv(BF16, True, 7, 6, 192, (33,), H=1),
     "conv-f32-light-R200": conv(F32, False, 7, 3, 200, (33,), H=1),
-    # several blocks of positions to a block of the weight's gradient
+    # the weight's gradient is summed over several blocks of positions
     "conv-f32-light-splits": conv(F32, False, 3, 1, 1, (1,), H=600, batch=64),
     "conv-f32-dynamic-kernel-a-channel": conv(F32, True, 4, 3, 1, (33,), H=40, softmax=False),
     "conv-bf16-dynamic-kernel-a-channel": conv(BF16, True, 4, 3, 1, (33,), H=40, softmax=False),

@@ -1,7 +1,7 @@
 """Small calls of every CUDA kernel, run on the CPU under AddressSanitizer and UBSan, or watched for races.
 
-test_cuda_checked.py starts this file as a program with AddressSanitizer loaded before all else, sends it jobs, and
-reads what each printed. A job is a process of its own, forked once torch is imported: what a check finds ends it.
+test_cuda_checked.py starts this file as a program with AddressSanitizer preloaded, sends it jobs and reads their
+output. Each job is a process that is forked after torch is imported, because a failed check ends its process.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ from lightconv_plugin.ops import library
 from tests.ops import cuda_cases
 from tests.ops.cuda_on_cpu import Machine, fake_nvrtc
 
-ORDERS = {"rising": 0, "falling": 1, "shuffled": 2}  # anew at every barrier
+ORDERS = {"rising": 0, "falling": 1, "shuffled": 2}  # in which a block's threads run between two barriers
 
 
 class Checked(Machine):
-    """Pretended GPU that compiles its kernels for a check; no access may pass the start or the end of an operand."""
+    """Emulated GPU that compiles its kernels for a check and forbids accesses outside of an operand."""
 
     def __init__(self, check: str, cache: Path, sources: Path | None) -> None:
         super().__init__(cache=cache)
@@ -39,7 +39,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def run(check: str, case: str, cache: str, sources: str | None) -> None:
-    """Run a case, in all orders of threads; races are seen in one.
+    """Run a case in every order of threads; one order is enough to detect races.
 
     Raises:
         AssertionError: a result has a NaN or depends on the order.
@@ -64,9 +64,9 @@ def run(check: str, case: str, cache: str, sources: str | None) -> None:
 
 
 def serve() -> None:
-    """Take jobs, the arguments of `run`, one a line; print the exit status and the error output of each."""
-    os.environ.pop("LD_PRELOAD", None)  # the compiler does not want it
-    torch.use_deterministic_algorithms(False)  # imports what takes two seconds, once for all jobs
+    """Read jobs, one a line: the arguments of `run` in JSON. Print the exit status and error output of each."""
+    os.environ.pop("LD_PRELOAD", None)  # the compiler must not run under AddressSanitizer
+    torch.use_deterministic_algorithms(False)  # triggers imports that take two seconds, once for all jobs
     for line in sys.stdin:
         with tempfile.TemporaryFile() as errors:
             child = os.fork()
@@ -86,4 +86,4 @@ def serve() -> None:
 
 if __name__ == "__main__":
     serve()
-    os._exit(0)  # taking Python down costs seconds under AddressSanitizer
+    os._exit(0)  # a normal exit of Python takes seconds under AddressSanitizer

@@ -1,6 +1,6 @@
-"""The CUDA operators, launcher and kernels on a CPU: cuda_shim/ stands in for libcuda and NVRTC, all else is real.
+"""The CUDA operators, launcher and kernels on a CPU. cuda_shim/ replaces libcuda and NVRTC; all other code is real.
 
-What is compiled is kept in the cache folder of the native library under names that change with the sources.
+Compiled files are kept in the native library's cache folder, under names that change with the sources.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ SHIM = Path(__file__).parent / "cuda_shim"
 CUDA = library.SOURCES / "cuda"
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 GPU_ALONE = ("residual_norm", "residual_norm_backward", "adam_step", "update_decide")
-# the operators of CPU tensors in a library of their own
+# flags that compile the CUDA operators for CPU tensors, as a separate library
 EMULATED = (
     "-w",
     "-Dlightconv=lightconv_emulated",
@@ -41,14 +41,17 @@ def digest(paths: Iterable[Path]) -> str:
 
 @functools.cache
 def folder() -> Path:
-    """Of kernels and what compiles and runs them: it changes with their text, not with the launcher's."""
+    """Return the folder of the compiled kernels and of the programs that compile and run them.
+
+    Its name changes with the text of the kernels and of the shim, but not with that of the launcher.
+    """
     kernels = [*CUDA.rglob("*.cuh"), CUDA / "args.h", CUDA / "case.h"]
     shim = (SHIM / name for name in ("shim.h", "scheduler.h", "scheduler.cpp", "nvrtc.cpp"))
     return library.cache_folder() / f"shim-{digest([*kernels, *shim, library.SOURCES / 'random.h'])}"
 
 
 def compile_shared(target: Path, sources: list[Path], *flags: str) -> Path:
-    """A shared object of C++ sources, unless it is there already."""
+    """Compile C++ sources to a shared object, unless it exists."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_suffix(f".{os.getpid()}")
@@ -65,15 +68,18 @@ def fake_driver() -> Path:
 CHECKS = {
     "plain": "-O1",
     "checked": "-O0 -fsanitize=address,undefined -fno-sanitize-recover=all",
-    "races": "-O1 -fsanitize=thread -nodefaultlibs",  # accesses come to scheduler.cpp
+    "races": "-O1 -fsanitize=thread -nodefaultlibs",  # scheduler.cpp receives every access
 }
 
 
 def fake_nvrtc(check: str = "plain") -> Path:
-    """With shim.h precompiled, which halves the time of a kernel; ``check``: one of CHECKS."""
-    own = folder() / check
+    """Return an NVRTC that compiles kernels for the CPU; ``check``: one of CHECKS.
+
+    It uses a precompiled shim.h, which halves the time of a kernel.
+    """
+    check_folder = folder() / check
     flags = f"{library.compiler()} -std=c++20 -w -fPIC -fvisibility=hidden {CHECKS[check]}"
-    compiled = own / "shim.h.gch"
+    compiled = check_folder / "shim.h.gch"
     if not compiled.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
         draft = compiled.with_suffix(f".{os.getpid()}")
@@ -82,11 +88,11 @@ def fake_nvrtc(check: str = "plain") -> Path:
     machine = compile_shared(folder() / "libshim.so", [SHIM / "scheduler.cpp"], "-O2")
     flags += f" -Wl,--no-as-needed {machine}"
     command = f'-DSHIM_COMMAND="{flags} -I{compiled.parent} -I{SHIM}"'
-    return compile_shared(own / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
+    return compile_shared(check_folder / "libnvrtc.so", [SHIM / "nvrtc.cpp"], command)
 
 
 def empty_nvrtc() -> Path:
-    """An NVRTC that gives images without code, which cost no time and whose launches do nothing."""
+    """Return an NVRTC that compiles nothing: its images have no code, and their launches do nothing."""
     return compile_shared(folder() / "libnvrtc-empty.so", [SHIM / "nvrtc.cpp"])
 
 
@@ -111,14 +117,14 @@ def emulated() -> ctypes.CDLL:
 
 
 class Machine:
-    """A pretended GPU, whose attributes are the operators of ``torch.ops.lightconv`` on CUDA tensors, for CPU tensors.
+    """Emulated GPU: its attributes are the CUDA operators of ``torch.ops.lightconv``, which here take CPU tensors.
 
-    Memory that an operator asks for is NaN, so that what is not written shows.
+    Memory that an operator allocates is filled with NaN, which shows elements that are never written.
 
     Attributes:
-        capability: 90 for sm_90; also its number among the pretended driver's devices.
-        alignment: bytes; an operand's address is a multiple of these and of no larger power of two.
-        stream: of launches.
+        capability: compute capability, 90 for sm_90; also the number of the device in the emulated driver.
+        alignment: in bytes; an operand's address is a multiple of it and of no larger power of two.
+        stream: CUDA stream of the launches.
     """
 
     def __init__(self, capability: int = 90, cache: Path | None = None) -> None:
@@ -128,12 +134,12 @@ class Machine:
         self.set_up(cache or folder() / "kernels")
 
     def set_up(self, cache: Path, nvrtc: Path | None = None, sources: Path = library.SOURCES) -> None:
-        """Begin with no kernel loaded; those of the cache are taken from there."""
+        """Start with no kernel loaded; kernels in the folder ``cache`` are read from there."""
         cache.mkdir(parents=True, exist_ok=True)
         torch.ops.lightconv_emulated.cuda_configure(*map(str, (sources, nvrtc or fake_nvrtc(), cache)))
 
     def place(self, tensor: Tensor) -> Tensor:
-        """Return a copy in memory that ends with it, and whose start no access may pass either."""
+        """Copy a tensor to memory that ends with its last element; accesses before its first one are guarded too."""
         size = tensor.element_size()
         offset = max(self.alignment, size) // size
         storage = torch.empty(offset + tensor.numel(), dtype=tensor.dtype)  # torch aligns its memory to 64 bytes
@@ -141,7 +147,7 @@ class Machine:
         return storage[offset:].view(tensor.shape).copy_(tensor)
 
     def guard(self, storage: Tensor, size: int) -> None:
-        """Forbid access to the first bytes of a tensor, where that can be checked."""
+        """Forbid access to the first ``size`` bytes of a tensor; only machines with checks do this."""
 
     def numbers(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return self.place(torch.randn(shape, dtype=torch.float64).to(dtype))
@@ -169,7 +175,7 @@ class Machine:
         p: float = 0.0,
         seed: Tensor | None = None,
     ) -> Tensor:
-        """LightConv or DynamicConv, as ``weight`` says."""
+        """Run LightConv, or DynamicConv if ``weight`` has four dimensions."""
         return (self.dynamic_conv if weight.ndim == 4 else self.light_conv)(x, weight, padding_l, softmax, p, seed)
 
     def backward(
@@ -183,28 +189,28 @@ class Machine:
         seed: Tensor | None = None,
         wanted: tuple[bool, bool] = (True, True),
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of x and of the weight; one that is not wanted has no elements."""
+        """Return the gradients of x and of the weight; a gradient that is not wanted has no elements."""
         return self.conv_backward(grad, x, weight, padding_l, softmax, p, seed, *wanted, False, None, None)[:2]
 
     def kernels(self) -> list[str]:
-        """The names of the kernels that were loaded, by any machine of this process."""
+        """Names of the kernels that the machines of this process have loaded."""
         self.driver.shim_function.restype = ctypes.c_char_p
         return [self.driver.shim_function(i).decode() for i in range(self.driver.shim_functions())]
 
     def launches(self) -> list[tuple[int, int, int, int, int]]:
-        """(device, stream, blocks, threads, shared bytes) of each launch since the last call; then forgets them."""
+        """Return (device, stream, blocks, threads, shared bytes) of each launch since the last call."""
         facts = (ctypes.c_longlong * 5)()
-        gradients = []
+        launches = []
         for i in range(self.driver.shim_launches()):
             self.driver.shim_launch(i, facts)
-            gradients.append((facts[0], facts[1], facts[2], facts[3], facts[4]))
+            launches.append((facts[0], facts[1], facts[2], facts[3], facts[4]))
         self.driver.shim_forget()
-        return gradients
+        return launches
 
 
 @contextmanager
 def kernels_for_cpu_tensors(names: Iterable[str] = GPU_ALONE) -> Iterator[None]:
-    """Have operators that a CPU has no kernel for take CPU tensors, as the CUDA kernels on the CPU do it."""
+    """Run operators on CPU tensors with the emulated CUDA kernels, where a CPU has no kernel for them."""
     machine = Machine()
     with torch.library._scoped_library("lightconv", "IMPL") as added:
         for name in names:

@@ -1,4 +1,4 @@
-"""The paper's equations as loops, which share nothing with the code under test; and packed sentences one by one."""
+"""The paper's equations as loops, which share no code with the operators; and packed sentences one by one."""
 
 import math
 from itertools import pairwise
@@ -17,7 +17,7 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def convolve(x: Tensor, weight: Tensor, padding_l: int) -> Tensor:
-    """x: (T, B, C) float64, weight: (T, B, H, K) logits; the sum over the kernel at each (position, sentence, channel).
+    """Convolve x, (T, B, C) in float64, with the softmax of the logits ``weight``, (T, B, H, K).
 
     The paper counts channels from 1 and gives channel c the head ceil(c * H / C).
     """
@@ -38,9 +38,9 @@ def convolve(x: Tensor, weight: Tensor, padding_l: int) -> Tensor:
 def packed(
     name: str, x: Tensor, weight: Tensor, cu_seqlens: Tensor, *, initial_state: Tensor | None = None, **options: Any
 ) -> Tensor:
-    """The definition of the convolution ``name`` for sentences that lie one behind another, each by itself.
+    """Convolve packed sentences one by one with the reference implementation of ``name``.
 
-    x (total, C); weight (H, K) or (total, H, K); initial_state (padding_l, N, C).
+    x: (total, C), sentences one after another; weight: (H, K) or (total, H, K); initial_state: (padding_l, N, C).
     """
     outputs = []
     for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):

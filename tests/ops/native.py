@@ -1,4 +1,4 @@
-"""The library's convolutions, for which no definition stands in."""
+"""The library's convolutions on the native backend, without a fallback to the reference implementation."""
 
 from functools import partial
 

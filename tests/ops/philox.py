@@ -1,4 +1,4 @@
-"""The kernels' masks, from the text of csrc/random.h and the paper it names; no code is shared with what is tested."""
+"""The kernels' dropout masks, written from the text of csrc/random.h and the paper it names, without shared code."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ WORD = 0xFFFFFFFF
 
 
 def philox(counter: Sequence[Any], key: tuple[int, int]) -> Sequence[Any]:
-    """Philox4x32 (Salmon et al., 2011): four words from a counter of four, or arrays of them, and a key of two."""
+    """Compute Philox4x32-7 (Salmon et al., 2011): a counter of four words or arrays, and a key, give four words."""
     low, high = key
     for _ in range(7):
         a, b = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
@@ -21,7 +21,7 @@ def philox(counter: Sequence[Any], key: tuple[int, int]) -> Sequence[Any]:
 
 
 def kept(numbers: np.ndarray, third: Any, fourth: int, p: float, seed: int) -> Tensor:
-    """Return 1 / (1 - p) or 0 for the words of the blocks with counters (n low, n high, third, fourth): (..., 4)."""
+    """Return (..., 4) factors, 1 / (1 - p) or 0, of the blocks with counters (n low, n high, third, fourth)."""
     p, n = torch.tensor(p, dtype=torch.float32).item(), numbers.astype(np.uint64)
     counter = np.broadcast_arrays(n & WORD, n >> 32, np.asarray(third, np.uint64), np.asarray(fourth, np.uint64))
     words = np.stack(philox(counter, (seed & WORD, seed >> 32 & WORD)), axis=-1)
@@ -29,18 +29,18 @@ def kept(numbers: np.ndarray, third: Any, fourth: int, p: float, seed: int) -> T
 
 
 def factors(shape: tuple[int, int, int, int], p: float, seed: int) -> Tensor:
-    """DropConnect's, of (T, B, H, K) weights."""
+    """DropConnect's factors for weights of shape (T, B, H, K)."""
     time, batch, heads, width = shape
     factors = kept(np.arange(time * batch * heads)[:, None], np.arange((width + 3) // 4), 0, p, seed)
     return factors.reshape(time, batch, heads, -1)[..., :width]
 
 
 def dropout_factors(count: int, p: float, seed: int) -> Tensor:
-    """Those of the dropout in residual_norm, of ``count`` numbers."""
+    """Factors of the dropout in residual_norm, for ``count`` elements."""
     return kept(np.arange((count + 3) // 4), 0, 2, p, seed).flatten()[:count]
 
 
 def cpu_dropout_factors(count: int, p: float, seed: int) -> Tensor:
-    """Those of dropout on a CPU: groups of 64 numbers have a word each of 16 blocks, one word after the other."""
+    """Factors of dropout on a CPU: 64 elements use 16 blocks, first word 0 of each block, then word 1, and so on."""
     groups = (count + 63) // 64
     return kept(np.arange(16 * groups), 0, 1, p, seed).reshape(groups, 16, 4).transpose(1, 2).flatten()[:count]

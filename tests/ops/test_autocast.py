@@ -1,6 +1,6 @@
-"""Logits under autocast: what is float32 stays so up to the softmax, also where the operator works in 16 bits.
+"""Under autocast, float32 logits stay float32 up to the softmax, even where the operator computes in 16 bits.
 
-The logits of these tests lie near 100, where bfloat16 knows multiples of 0.5 alone.
+The logits of these tests are near 100, where bfloat16 can represent only multiples of 0.5.
 """
 
 import pytest
@@ -22,10 +22,10 @@ def large(*shape):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_kernels_of_a_convolution(dynamic, backend):
     x, weight = torch.randn(T, B, H * R, dtype=BF16), large(T, B, H, K) if dynamic else large(H, K)
-    operator, definition = (getattr(place, ("light", "dynamic")[dynamic] + "_conv") for place in (ops, reference))
+    operator, exact_operator = (getattr(module, ("light", "dynamic")[dynamic] + "_conv") for module in (ops, reference))
     weight.requires_grad_()
     exact = weight.detach().double().requires_grad_()
-    want = definition(x.double(), exact, padding_l=K - 1)
+    want = exact_operator(x.double(), exact, padding_l=K - 1)
     with torch.autocast("cpu", BF16):
         out = operator(x, weight, padding_l=K - 1)
     assert_close(out, want, BF16)
@@ -45,8 +45,8 @@ def test_kernels_of_a_convolution(dynamic, backend):
     ("normalization", "logits", "dtype"),
     [("softmax", None, BF16), ("softmax", torch.float32, BF16), ("l1", torch.float32, BF16)],
 )
-def test_what_the_parts_of_a_gradient_share_cancels_before_it_is_rounded(dtype, logits, normalization, backend):
-    """LightConv's sums over 4,096 positions are 65,536 in each tap, and differ by the padding alone."""
+def test_common_terms_of_a_gradient_cancel_before_it_is_rounded(dtype, logits, normalization, backend):
+    """LightConv's sums over 4,096 positions are near 65,536 for each weight, and differ only by the padding."""
     x, grad = torch.ones(4096, 1, 1), torch.full((4096, 1, 1), 16.0)
     gradients = []
     for types in ((torch.float64, torch.float64), (dtype, logits or dtype)):
@@ -61,16 +61,16 @@ def test_what_the_parts_of_a_gradient_share_cancels_before_it_is_rounded(dtype, 
 
 
 def test_gradients_of_dynamic_kernels_wider_than_their_inputs(backend):
-    """Of each position the taps share 1,024, of which the softmax's derivative keeps nothing."""
+    """At each position the weights' gradients share a term of about 1,024, which the softmax's derivative cancels."""
     x = (32 + torch.randn(T, B, 32)).to(BF16)
     weight = torch.randn(T, B, 1, K, requires_grad=True)
     exact = weight.detach().double().requires_grad_()
     (want,) = torch.autograd.grad(reference.dynamic_conv(x.double(), exact, padding_l=0)[: T - K].sum(), exact)
     (got,) = torch.autograd.grad(ops.dynamic_conv(x, weight, padding_l=0)[: T - K].sum(), weight)
-    assert_close(got / want.abs().max(), want / want.abs().max(), torch.float16)  # what float32 holds beside 1,024
+    assert_close(got / want.abs().max(), want / want.abs().max(), torch.float16)  # float32's precision near 1,024
 
 
-def test_kernels_of_another_type_leave_that_of_x(backend):
+def test_the_output_has_the_type_of_x_not_of_the_kernels(backend):
     """Under autocast a linear layer gives bfloat16 logits beside a float32 x."""
     x, logits = torch.randn(T, B, H * R, requires_grad=True), torch.randn(T, B, H, K).bfloat16().requires_grad_()
     with torch.autocast("cpu", BF16):
@@ -79,12 +79,12 @@ def test_kernels_of_another_type_leave_that_of_x(backend):
     gradients = torch.autograd.grad(out.sum(), (x, logits))
     assert [t.dtype for t in (out, step, *gradients)] == [torch.float32] * 3 + [BF16]
     want = reference.dynamic_conv(x.detach().double(), logits.detach().double(), padding_l=2)
-    assert_close(out, want, BF16 if backend == "reference" else torch.float32)  # its product is autocast's
+    assert_close(out, want, BF16 if backend == "reference" else torch.float32)  # autocast rounds its product
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_weights_of_attention(p, backend):
-    """The product is a whole number up to 256, which bfloat16 holds; its quotient by the root of 2 is none."""
+    """The products are whole numbers up to 128, which bfloat16 represents; divided by the root of 2 they are not."""
     q, k = (torch.randint(1, 9, (1, 1, n, 2)).to(BF16) for n in (4, 6))
     want = torch.softmax(q.double() @ k.double().transpose(2, 3) / 2**0.5, dim=-1)
     with torch.autocast("cpu", BF16):

@@ -1,6 +1,6 @@
-"""Every operator of the library on every device: a kernel, the definition, or, asked for by name, a sentence.
+"""The backend chosen for every operator on every device, and the error if a backend asked for by name cannot run.
 
-CUDA tensors are stand-ins without data, which need no GPU and no CUDA build of torch.
+CUDA tensors are fake tensors without data, which need no GPU and no CUDA build of torch.
 """
 
 import logging
@@ -20,9 +20,9 @@ from tests.ops.conftest import products_in
 X = torch.randn(5, 2, 6)
 GRADIENTS = {takes.gradient for takes in OPERATORS.values()} - {None, "dropout"}
 NOT_OF_TENSORS = {"cpu_vector_bits", "cpu_bf16_units", "cpu_int8_units", "cuda_configure", "cuda_gather"}
-# of captured training: elsewhere than on a GPU their definitions run
+# operators of captured training: where there is no GPU, their reference implementations run
 ON_GPUS_ALONE = {"update_decide", "adam_step"}
-# the definition is all there is
+# operators that have only a reference implementation on a device
 WITHOUT_KERNEL = {
     *((name, "cpu") for name in ("glu_mask", "residual_norm")),
     *((name, "cuda") for name in ("dropout", "few_rows_linear", "decoder_block")),
@@ -32,7 +32,7 @@ WITHOUT_KERNEL = {
 
 @pytest.fixture
 def toolkit(monkeypatch):
-    """A machine that could compile for GPUs and multiply in bfloat16 on its CPU, and no say of the environment's."""
+    """Pretend that the machine can compile for GPUs and multiply in bfloat16 on its CPU; unset LIGHTCONV_BACKEND."""
     monkeypatch.delenv(backend.VARIABLE, raising=False)
     monkeypatch.setattr(library, "cuda_unusable", lambda: None)
     monkeypatch.setattr(torch.ops.lightconv, "cpu_bf16_units", lambda most: 1)
@@ -44,7 +44,7 @@ def toolkit(monkeypatch):
 
 
 def call(device: str) -> tuple[Tensor, ...]:
-    """The tensors that decide a call."""
+    """Return the tensors of a call, by which its backend is chosen."""
     return (torch.ones(1, 2, 8, device=device), torch.ones(4, 8, device=device))
 
 
@@ -59,18 +59,18 @@ def test_every_operator_is_known():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch, toolkit):
+def test_the_backend_of_each_operator_and_device(operator, device, monkeypatch, toolkit):
     with FakeTensorMode():
         tensors = call(device)
         has = (operator, device) not in WITHOUT_KERNEL
         for setting in (None, "", "auto", "native", "reference"):
             if setting is not None:
                 monkeypatch.setenv(backend.VARIABLE, setting)
-            # the variable speaks of all operators: it does not ask for kernels that there are not
+            # the variable is for all operators: "native" is no error for an operator without a kernel
             expected = "native" if has and setting != "reference" else "reference"
             assert ops.choose_backend(operator, "auto", *tensors) == expected
             assert ops.choose_backend(operator, "reference", *tensors) == "reference"
-        if has:  # the argument goes before the variable
+        if has:  # the argument takes precedence over the variable
             assert backend.has_kernel(operator, device)
             assert ops.choose_backend(operator, "native", *tensors) == "native"
         else:
@@ -79,7 +79,7 @@ def test_a_kernel_or_the_definition_or_a_sentence(operator, device, monkeypatch,
 
 
 AS_WELL = backend.REPLACED
-# what is changed in a call, the operators that take it all the same, and why the others do not
+# change of a call -> the changed tensors, the operators that still support it, and why the others do not
 CHANGES: dict[str, tuple[Any, Callable[[backend.Operator], bool], str]] = {
     "type": (lambda x, w: (x.to(torch.complex64), w), lambda _: False, "it takes .*float32.*; got torch.complex64"),
     "types": (lambda x, w: (x, w.double()), lambda of: of.casts, "of one type; got torch.float32 and torch.float64"),
@@ -95,7 +95,7 @@ CHANGES: dict[str, tuple[Any, Callable[[backend.Operator], bool], str]] = {
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("kind", CHANGES)
-def test_what_is_refused_is_refused_alike(operator, kind, caplog, monkeypatch, toolkit):
+def test_unsupported_calls_run_the_reference_or_are_refused(operator, kind, caplog, monkeypatch, toolkit):
     change, is_taken, reason = CHANGES[kind]
     tensors = change(*call("cpu"))
     if (operator, "cpu") in WITHOUT_KERNEL and kind != "device":  # whatever the tensors
@@ -104,7 +104,7 @@ def test_what_is_refused_is_refused_alike(operator, kind, caplog, monkeypatch, t
         if is_taken(OPERATORS[operator]):
             assert ops.choose_backend(operator, "native", *tensors) == "native"
             return
-        if OPERATORS[operator].replaces is not None:  # PyTorch's own serve as well, and nobody is told
+        if OPERATORS[operator].replaces is not None:  # PyTorch's own operator does as well: no warning
             monkeypatch.setenv(backend.VARIABLE, "native")
         assert ops.choose_backend(operator, "auto", *tensors) == "reference"
         assert OPERATORS[operator].replaces is None or caplog.records == []
@@ -112,7 +112,7 @@ def test_what_is_refused_is_refused_alike(operator, kind, caplog, monkeypatch, t
             ops.choose_backend(operator, "native", *tensors)
 
 
-def test_nobody_is_warned_of_what_is_by_design(caplog, toolkit):
+def test_no_warning_where_an_operator_has_no_kernel_by_design(caplog, toolkit):
     caplog.set_level(logging.INFO, logger="lightconv_plugin")
     with FakeTensorMode():
         for operator, device in WITHOUT_KERNEL:
@@ -123,7 +123,7 @@ def test_nobody_is_warned_of_what_is_by_design(caplog, toolkit):
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
-def test_a_torch_without_cuda_takes_the_definition(monkeypatch):
+def test_a_torch_without_cuda_runs_the_reference(monkeypatch):
     monkeypatch.delenv(backend.VARIABLE, raising=False)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(library, "cuda_unusable", library.cuda_unusable.__wrapped__)
@@ -135,13 +135,13 @@ def test_a_torch_without_cuda_takes_the_definition(monkeypatch):
     backend._cached_reason_of_kind.cache_clear()
 
 
-def test_a_backend_unknown_to_the_environment_is_refused(monkeypatch):
+def test_an_unknown_backend_in_the_environment_is_refused(monkeypatch):
     monkeypatch.setenv(backend.VARIABLE, "fpga")
     with pytest.raises(ValueError, match=r"\$LIGHTCONV_BACKEND is 'fpga'; expected one of: auto, native"):
         ops.light_conv(X, torch.zeros(2, 3), padding_l=1)
 
 
-def test_the_backend_that_runs_is_logged_once_and_one_passed_over_is_warned_of_once(caplog, monkeypatch):
+def test_the_backend_is_logged_once_and_a_fallback_is_warned_of_once(caplog, monkeypatch):
     monkeypatch.delenv(backend.VARIABLE, raising=False)
     monkeypatch.setattr(backend, "_announced", set())
     with caplog.at_level(logging.INFO, logger="lightconv_plugin"):

@@ -1,4 +1,4 @@
-"""Linear maps whose products are computed in bfloat16, against products of the rounded operands in float64."""
+"""Linear layers with products in bfloat16, compared with products of the rounded operands in float64."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from tests.tolerances import assert_close
 
 assert library.load() is None
 BEST = torch.ops.lightconv.cpu_bf16_units(-1)
-NUMBERS = list(range(1, BEST + 1))  # of the units that this processor has, in BF16_UNITS
+NUMBERS = list(range(1, BEST + 1))  # indices in BF16_UNITS of the units that this processor has
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def rounded(x: Tensor) -> Tensor:
 
 
 def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, weight, bias and the gradient of what they give; products of the order of 1."""
+    """Return x, weight, bias and the gradient of the output; the products are of the order of 1."""
     g = torch.Generator().manual_seed(rows + 7 * width + 11 * out)
     x, weight = torch.randn(rows, width, generator=g), torch.randn(out, width, generator=g) / width**0.5
     return x, weight, torch.randn(out, generator=g), torch.randn(rows, out, generator=g) / max(rows, out) ** 0.5
@@ -40,7 +40,7 @@ def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor, Tenso
 @settings(max_examples=60)
 @given(rows=st.integers(1, 140), width=st.integers(1, 140), out=st.integers(1, 140), bias=st.booleans())
 @example(rows=16, width=32, out=16, bias=True)
-@example(rows=2100, width=33, out=40, bias=True)  # more of the depth than a pass takes
+@example(rows=2100, width=33, out=40, bias=True)  # sums that are longer than one pass takes
 @example(rows=40, width=2080, out=530, bias=True)
 @example(rows=1, width=1030, out=1100, bias=False)
 def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, out, bias):
@@ -58,7 +58,7 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, o
         gradients = torch.autograd.grad(y, leaves, grad)
         for got, want in zip((y.detach(), *gradients), expected, strict=False):
             assert_close(got, want)
-        with torch.no_grad():  # packed beforehand, the weight gives the same
+        with torch.no_grad():  # a weight packed beforehand gives the same result
             packed = ops.linear(x, weight, shift if bias else None, ops.pack_weight(weight))
         assert torch.equal(packed, y)
 
@@ -66,19 +66,19 @@ def test_products_and_gradients_are_those_of_the_rounded_operands(rows, width, o
 @pytest.mark.parametrize("needs", [(0,), (1,), (2,), (1, 2), (0, 2)])
 def test_only_the_gradients_that_are_asked_for(needs):
     tensors = list(draw(30, 20, 10)[:3])
-    for place in needs:
-        tensors[place].requires_grad_()
+    for index in needs:
+        tensors[index].requires_grad_()
     leaves = [t.detach().requires_grad_() for t in tensors]
     grad = torch.randn(30, 10)
-    got = torch.autograd.grad(ops.linear(*tensors), [tensors[place] for place in needs], grad)
+    got = torch.autograd.grad(ops.linear(*tensors), [tensors[index] for index in needs], grad)
     all_gradients = torch.autograd.grad(ops.linear(*leaves), leaves, grad)
-    for place, gradient in zip(needs, got, strict=True):
-        assert_close(gradient, all_gradients[place])
+    for index, gradient in zip(needs, got, strict=True):
+        assert_close(gradient, all_gradients[index])
 
 
 @pytest.mark.parametrize("shape", [(24,), (24, 5, 8)])
 def test_other_layouts_and_shapes(shape):
-    """With a frozen weight."""
+    """x may have any strides and any number of dimensions; the weight is frozen."""
     _, weight, bias, _ = draw(1, 24, 9)
     x = torch.randn(shape).permute(*reversed(range(len(shape))))
     y = ops.linear(x, weight, bias.requires_grad_())
@@ -99,7 +99,7 @@ def test_derivatives_of_derivatives_are_pytorchs():
 
 @pytest.mark.parametrize("units", NUMBERS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_what_is_not_a_number_stays_visible(units, value):
+def test_nan_and_infinity_reach_their_row_of_the_output(units, value):
     torch.ops.lightconv.cpu_bf16_units(units)
     x, weight, bias, _ = draw(40, 70, 30)
     x[33, 65] = value
@@ -127,6 +127,6 @@ def test_threads_change_nothing(set_threads):
         ("expected contiguous float32", (torch.zeros(2, 4), torch.zeros(4, 3).T, None)),
     ],
 )
-def test_what_does_not_fit_is_refused(message, arguments):
+def test_operands_that_do_not_fit_are_refused(message, arguments):
     with pytest.raises(RuntimeError, match=message):
         torch.ops.lightconv.bf16_linear(*arguments)

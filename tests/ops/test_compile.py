@@ -22,7 +22,7 @@ H, K, C = 2, 3, 8
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
-    """Neither compiled code nor a choice that was announced or decided is left from another test."""
+    """Forget the compiled code, the logged backends and the cached choices of earlier tests."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     monkeypatch.setattr(ops.backend, "_announced", set())
     backend._cached_reason_of_kind.cache_clear()
@@ -39,14 +39,14 @@ def test_modules_at_lengths_that_change():
     for time in (7, 1, 40):
         x, outputs = torch.randn(time, 2, C, requires_grad=True), []
         for call in (compiled, module):
-            torch.manual_seed(0)  # of the masks
+            torch.manual_seed(0)  # for the same masks
             out = call(x)
             outputs.append((out, *torch.autograd.grad(out.square().sum(), (x, *module.parameters()))))
         assert all(torch.equal(got, expected) for got, expected in zip(*outputs, strict=True))
 
 
 class Layers(nn.Module):
-    """Convolutions of several widths, each behind a state of its own."""
+    """Convolutions of several widths, each with its own state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Layers(nn.Module):
 
 
 def states_and_packed_sentences(packed: bool, *sizes: int) -> tuple[Any, ...]:
-    """Return x, states and offsets: sentences of other lengths in each call."""
+    """Return the arguments of ``Layers``: x, states, offsets (None unless ``packed``), and no incremental state."""
     total, sentences = sum(sizes), len(sizes)
     states = [torch.randn(width - 1, sentences, C) for width in (3, 5, 7)]
     if packed:
@@ -90,7 +90,7 @@ def test_states_and_packed_sentences_of_layers_of_several_widths(packed, dynamic
 @pytest.mark.parametrize("dynamic", [False, True])
 @torch.no_grad()
 def test_steps_of_layers_of_several_widths(dynamic):
-    """Of one position, of several and of none, at the first step and at later ones."""
+    """Compiled steps of one position, of several and of none equal the plain ones."""
     module = Layers().eval()
     compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=dynamic)
     inside: dict = {}
@@ -101,11 +101,11 @@ def test_steps_of_layers_of_several_widths(dynamic):
 
 
 def test_the_compiled_backward_pass_is_the_fused_one():
-    """It is compiled for the first length, and once for any. Nothing of the softmax is left to PyTorch."""
-    met: list[str] = []
+    """It is compiled twice, for the first length and for any length, and leaves no softmax to PyTorch."""
+    operators: list[str] = []
 
     def record(graph: torch.fx.GraphModule, _: list[Tensor]) -> Any:
-        met.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        operators.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return torch._functorch.aot_autograd.make_boxed_func(graph.forward)
 
     module = DynamicConv(C, K, heads=H, causal=True)
@@ -114,8 +114,8 @@ def test_the_compiled_backward_pass_is_the_fused_one():
     for time in range(2, 12):
         call(torch.randn(time, 2, C, requires_grad=True)).sum().backward()
     for operator in ("dynamic_conv", "conv_backward"):
-        assert met.count(f"lightconv.{operator}.default") == 2
-    assert not [name for name in met if "softmax" in name]
+        assert operators.count(f"lightconv.{operator}.default") == 2
+    assert not [name for name in operators if "softmax" in name]
 
 
 def test_transforms_inside_of_what_is_compiled():
@@ -131,7 +131,7 @@ def test_transforms_inside_of_what_is_compiled():
 @pytest.mark.parametrize("kind", [DynamicConv, predicted])
 @torch.no_grad()
 def test_in_evaluation_step_by_step_and_under_autocast(kind):
-    """The state is changed in place inside of the graph."""
+    """The graph changes the state in place."""
     module = conv(kind).eval()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     plain: dict = {}
@@ -145,7 +145,7 @@ def test_in_evaluation_step_by_step_and_under_autocast(kind):
             assert torch.equal(compiled(x), module(x))
 
 
-# the library is loaded, and the choice announced, while this is compiled
+# the library is loaded and the backends are logged while this program is compiled
 FIRST_CALL = """
 import logging, torch
 from lightconv_plugin import ops
@@ -159,7 +159,7 @@ assert ops.takes("light_conv", x, w) and x.grad is not None and w.grad.abs().sum
 
 @pytest.mark.slow
 def test_the_first_call_of_a_process():
-    """By the compiler that torch.compile has unless told otherwise; C++ that it has compiled before is kept."""
+    """torch.compile uses Inductor, its default compiler, which keeps the C++ compiled by earlier runs."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(library.cache_folder() / "inductor")}
     environment = os.environ | cache | {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     process = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environment, capture_output=True, text=True)

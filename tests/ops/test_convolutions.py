@@ -1,4 +1,4 @@
-"""The operators on CPUs, with vectors of every width, and on an emulated GPU, against the definition in float64."""
+"""The operators on CPUs with every vector width, and on an emulated GPU, against the reference in float64."""
 
 import itertools
 import math
@@ -33,17 +33,17 @@ class Case(NamedTuple):
     p: float = 0.0
     softmax: bool = True
     capability: int = 90
-    offset: int = 0  # elements by which the tensors miss an address that vectors want
+    offset: int = 0  # in elements: how far the tensors start from an address aligned for vectors
     batch: int = 2
-    packed: tuple[int, ...] = ()  # lengths of sentences, one behind another
-    begins: bool = False  # behind a state
+    packed: tuple[int, ...] = ()  # lengths of the packed sentences
+    begins: bool = False  # with an initial state
 
     def __str__(self) -> str:
         return "-".join(map(str, self[:11]))
 
 
 CASES = [
-    # cut for matrix units
+    # split into tiles for matrix units
     Case(BF16, True, 31, 30, 64, (129,)),
     Case(BF16, True, 31, 15, 64, (2, 31), H=3),
     Case(BF16, True, 15, 7, 16, (31,), H=5, p=0.3),
@@ -63,7 +63,7 @@ CASES = [
     Case(F32, False, 3, 1, 80, (33,)),
     Case(F32, False, 31, 30, 16, (31,), p=0.2, H=3),
     Case(BF16, True, 7, 3, 64, (31,), offset=1),
-    # a kernel a channel
+    # one kernel per channel
     *(Case(dtype, True, 4, 3, 1, (31, 70), H=48, softmax=False) for dtype in (F32, BF16, F16)),
     Case(BF16, False, 4, 3, 1, (31, 70), H=48, softmax=False),
     # convolutions of 16-bit types without matrix units
@@ -76,17 +76,17 @@ CASES = [
     Case(F16, False, 200, 60, 7, (70,), H=3, softmax=False),
     Case(F32, True, 129, 64, 16, (70,), H=3, p=0.3),
     Case(F32, False, 65, 64, 3, (31,)),
-    # CPUs alone: float64
+    # float64, which runs only on CPUs
     Case(F64, True, 15, 7, 3, (1, 33), p=0.2),
     Case(F64, False, 7, 6, 16, (2, 31), p=0.2),
     Case(F64, False, 31, 15, 64, (33,), H=1, softmax=False),
 ]
-PACKED = (0, 1, 200, 3, 0, 70, 9, 131, 0, 0)  # long ones, which are cut, among short and empty ones
-# of CPUs' kernels
+PACKED = (0, 1, 200, 3, 0, 70, 9, 131, 0, 0)  # long sentences, which are split, among short and empty ones
+# shapes for the CPU kernels
 SHAPES = [
     # the last heads of a row fill whole vectors, the others do not
     *(Case(F32, False, K, K // 2, 4, (5, 20, 300), H=H) for K, H in ((3, 21), (7, 35))),
-    # a kernel a channel; several units of time; many heads
+    # one kernel per channel; several blocks of positions; many heads
     *(
         Case(F32, dynamic, K, padding_l, R, lengths, H=H, p=p, batch=batch)
         for dynamic in (True, False)
@@ -97,7 +97,7 @@ SHAPES = [
             (7, 3, 3, (140,), 90, 0.3, 2),
         )
     ),
-    # packed sentences, some behind a state; a state longer than the text and shorter; few taps in place and not
+    # packed sentences, some with states; states longer and shorter than the text; small kernels, read in place or not
     *(
         Case(F32, dynamic, K, K - 1 if begins else K // 2, R, (), H=H, p=p, packed=PACKED, begins=begins)
         for dynamic in (True, False)
@@ -120,7 +120,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
 
 
 def operands(case: Case, time: int) -> tuple[Tensor, ...]:
-    """x, weight, the output's gradient (LightConv's is small enough for its sum over all positions), and any state."""
+    """Return x, weight, the gradient of the output and, if the case begins with one, the state."""
     batch, rows = 1 if case.packed else case.batch, sum(case.packed) or time
     x, grad = (draw((rows, batch, case.H * case.R), case.dtype, case.offset) for _ in range(2))
     weight = draw(((rows, batch) if case.dynamic else ()) + (case.H, case.K), case.dtype, case.offset)
@@ -147,41 +147,39 @@ def expected(case: Case, x: Tensor, weight: Tensor, grad: Tensor, *begins: Tenso
 
 
 def turned(t: Tensor) -> Tensor:
-    """The same tensor (T, B, ..), batch first in memory."""
+    """Return the same (T, B, ...) tensor, stored batch first."""
     return t.transpose(0, 1).contiguous().transpose(0, 1) if t.ndim > 2 else t
 
 
 def check(run, case: Case, *tensors: Tensor) -> None:
-    """The output and all gradients together, each alone, and batch first, to the bit on a CPU."""
+    """Check output and gradients: computed together, one by one, and batch first; on a CPU these agree to the bit."""
     x, weight, grad, *begins = tensors
     seed = torch.tensor([SEED]) if case.p > 0 else None
     options = (case.padding_l, case.softmax, case.p, seed)
     offsets = torch.tensor([0, *itertools.accumulate(case.packed)]) if case.packed else None
-    sentences = range(2 + len(begins))
+    indices = range(2 + len(begins))  # of x, weight and any state
 
     def call(x: Tensor, weight: Tensor, grad: Tensor, state: Tensor | None = None) -> list[Tensor]:
         need = True, True, state is not None
         out = getattr(run, OPERATORS[case.dynamic])(x, weight, *options, offsets, state)
-        return [out, *run.conv_backward(grad, x, weight, *options, *need, offsets, state)[: len(sentences)]]
+        return [out, *run.conv_backward(grad, x, weight, *options, *need, offsets, state)[: len(indices)]]
 
     results, want = call(*tensors), expected(case, *tensors)
-    # a light kernel's gradient is a sum over all positions; its error is that of the largest of them
+    # a light kernel's gradient is a sum over all positions: its error is relative to its largest element
     scales = [1.0, 1.0, 1.0 if case.dynamic else max(1.0, want[2].abs().max().item()), *(1.0 for _ in begins)]
     for got, exact, scale in zip(results, want, scales, strict=True):
         assert_close(got / scale, exact / scale, case.dtype)
     wide = weight.ndim == 2 and not case.softmax and case.dtype != F64
     assert [t.dtype for t in results[:3]] == [case.dtype, case.dtype, F32 if wide else case.dtype]
     state = begins[0] if begins else None
-    alone = [
-        run.conv_backward(grad, x, weight, *options, *(i == j for j in range(3)), offsets, state) for i in sentences
-    ]
-    repeated = [[results[0], *(alone[i][i] for i in sentences)]]
+    alone = [run.conv_backward(grad, x, weight, *options, *(i == j for j in range(3)), offsets, state) for i in indices]
+    repeated = [[results[0], *(alone[i][i] for i in indices)]]
     if not (case.offset or case.packed):
         repeated.append(call(*map(turned, tensors)))
         assert all(t.stride() == turned(x).stride() for t in repeated[1][:2])
     for result in repeated:
         for got, exact, scale, first in zip(result, want, scales, results, strict=True):
-            if run.gpu:  # one kernel for both gradients, or another for each
+            if run.gpu:  # the kernel of both gradients is not that of one
                 assert_close(got / scale, exact / scale, case.dtype)
             else:
                 assert torch.equal(got, first)
@@ -201,7 +199,7 @@ def test_table(run, case):
 
 @pytest.mark.parametrize("case", SHAPES, ids=lambda case: "-".join(map(str, case[1:])))
 def test_shapes_of_cpus(cpu, case):
-    """In float32, and in another type in turn."""
+    """Every shape in float32 and, in turn, in float64 or bfloat16."""
     torch.manual_seed(0)
     for dtype in (F32, (F64, BF16)[SHAPES.index(case) % 2]):
         for time in case.lengths or (0,):
@@ -210,7 +208,7 @@ def test_shapes_of_cpus(cpu, case):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_widths_and_ratios_of_cpus(cpu, dynamic):
-    """Each width of kernel with each ratio, in two types; lengths and paddings in turn."""
+    """Every kernel width with every number of channels per head, in two types; lengths and paddings alternate."""
     for at, (K, R) in enumerate(itertools.product((1, 2, 3, 7, 15, 31, 32, 63, 65), (1, 3, 16, 64, 80))):
         lengths = sorted({1, 2, max(1, K - 1), K, K + 1, 31, 33, 129, 151})
         for dtype in (F32, (F64, BF16)[at % 2]):
@@ -218,7 +216,7 @@ def test_widths_and_ratios_of_cpus(cpu, dynamic):
             check(cpu, case, *operands(case, lengths[at % len(lengths)]))
 
 
-# one channel a head: a kernel for each channel; whole vectors of such heads, without softmax, are read where they lie
+# with one channel per head, each channel has its kernel; without softmax whole vectors of them are read in place
 @settings(max_examples=40)
 @given(data=st.data())
 def test_few_taps_and_few_channels_a_head_of_cpus(cpu, data):
@@ -245,7 +243,7 @@ def test_few_taps_and_few_channels_a_head_of_cpus(cpu, data):
 
 @pytest.mark.parametrize(("heads", "ratio"), [(64, 1), (1, 64)])
 def test_every_number_of_16_bits_is_read_and_rounded_as_torch_does(cpu, heads, ratio):
-    """A product of two of them is whole in float32: those too small for an exponent, too large, and none at all."""
+    """Products of two such numbers are exact in float32, within its range; NaN and infinity are included."""
     every = torch.arange(2**16).to(torch.uint16).view(BF16)
     for factor in (1.0, 0.3, 3.0, -(2.0**-12)):
         constant = torch.full_like(every, factor)
@@ -259,8 +257,8 @@ def test_every_number_of_16_bits_is_read_and_rounded_as_torch_does(cpu, heads, r
 
 @pytest.mark.parametrize(("heads", "K"), [(2, 7), (40, 4)])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_tensors_that_lie_apart(name, heads, K):
-    """Slices, transposes and expanded inputs, as their copies."""
+def test_non_contiguous_tensors(name, heads, K):
+    """Slices, transposed and expanded inputs give the same bits as contiguous copies."""
     x, weight = draw((40, 3, 40), F64), draw((heads, K) if name == "light_conv" else (40, 3, heads, K), F64)
     pairs = [
         (torch.cat([x, x], dim=2)[..., 5:45], weight),
@@ -280,7 +278,7 @@ def test_tensors_that_lie_apart(name, heads, K):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name):
-    """One channel of one position, of x or of the gradient, spoils what its kernel covers, and no other."""
+    """A non-finite element of x or of the gradient reaches all positions that its kernel covers, and no others."""
     shapes = [(F32, 60, 7, padding_l, 20) for padding_l in (0, 2, 6)] + [(BF16, 31, 31, 15, 64), (BF16, 33, 70, 20, 64)]
     for dtype, time, K, padding_l, R in [*shapes, (F32 if run.gpu else F64, 60, 7, 2, 20), (BF16, 31, 2, 1, 80)]:
         heads = 3 if name == "dynamic_conv" else 2
@@ -304,14 +302,14 @@ def test_what_is_not_finite_spreads_as_far_as_the_kernel_reaches(run, name):
             assert torch.equal(~grad_weight.isfinite().all(-1), spoiled)
 
 
-# in the last -inf fills whole vectors of the logits
+# in the last case -inf fills whole vectors of logits
 @each_run(
     "dtype, K",
     [(F32, 7), (F64, 7), (BF16, 7), (BF16, 400)],
     lambda device, dtype, K: dtype != F64 if device == "gpu" else K == 7,
 )
 def test_logits_that_are_not_finite(run, dtype, K):
-    """As torch.softmax: -inf is weight 0; a row of -inf, or with NaN or +inf, is NaN, there and in that head alone."""
+    """As in torch.softmax, -inf gives weight 0; rows of -inf, or with NaN or +inf, give NaN in their head only."""
     run.capability = 90
     x, weight = draw((40, 2, 40), dtype), draw((40, 2, 2, K), dtype)
     weight[3, 0, 0, : K // 2] = -math.inf
@@ -328,7 +326,7 @@ def test_logits_that_are_not_finite(run, dtype, K):
 
 
 def test_logits_far_apart(run):
-    """The softmax does not overflow, and differs from torch's by rounding alone where weights vanish."""
+    """The softmax does not overflow, and even very small weights differ from torch's only by rounding."""
     logits = torch.linspace(-300, 300, 63, dtype=F64).view(1, 63)
     identity = torch.eye(63, dtype=F64).view(63, 1, 63)
     for dtype in (F32,) if run.gpu else (F32, F64):
@@ -365,7 +363,7 @@ def test_the_same_bits_every_time_on_any_number_of_threads(run, dynamic, p, set_
     ],
 )
 def test_raw_operators_check_their_arguments(run, change, message):
-    """A compiled graph hands them over unseen."""
+    """They must, since a compiled graph calls them without the checks in Python."""
     arguments = {"x": torch.zeros(8, 2, 4), "weight": torch.zeros(2, 7), "padding_l": 3, "p": 0.0} | change
     options = arguments["padding_l"], True, arguments["p"], None, arguments.get("offsets"), arguments.get("state")
     with pytest.raises(RuntimeError, match=message):
@@ -376,21 +374,21 @@ def test_raw_operators_check_their_arguments(run, change, message):
 
 
 def test_the_generator_gives_a_known_answer():
-    """Of Random123's kat_vectors, with 7 rounds. The kernels are compared with this generator above."""
+    """The answer is from Random123's kat_vectors, for 7 rounds. The tests above compare the kernels with it."""
     words = philox([0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0))
     assert words == [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A]
 
 
-def test_the_mask_is_read_anew_from_the_seed(run):
-    """At each call, so that a captured graph draws anew at every replay."""
+def test_the_seed_is_read_at_each_call(run):
+    """A changed seed gives another mask, so that a captured graph draws a new one at every replay."""
     x, weight, seed = torch.ones(33, 2, 128, dtype=BF16), torch.zeros(2, 31, dtype=BF16), torch.tensor([1])
     first = run.light_conv(x, weight, 30, True, 0.1, seed)
     seed += 1
     assert not torch.equal(first, run.light_conv(x, weight, 30, True, 0.1, seed))
 
 
-def test_almost_no_weight_kept(run):
-    """1 - 1e-9 is 1 in float32."""
+def test_a_dropout_probability_that_rounds_to_one(run):
+    """In float32, 1 - 1e-9 is 1: every weight is dropped."""
     for shape in ((4, 3), (5, 2, 4, 3)):
         name = OPERATORS[len(shape) == 4]
         out = getattr(run, name)(torch.randn(5, 2, 8), torch.randn(shape), 2, True, 1 - 1e-9, torch.tensor([3]))

@@ -1,8 +1,8 @@
-"""The CUDA kernels on a CPU under sanitizers (cuda_checked.py), and each kind of fault put in and found.
+"""The CUDA kernels on a CPU under sanitizers (cuda_checked.py); each kind of fault is injected and must be detected.
 
-AddressSanitizer and UBSan; operands and shared memory without a byte to spare; shared memory is NaN at a block's start;
-threads in rising, falling and shuffled order, anew at every barrier, give the same bits. Compiled once more, with each
-access watched (scheduler.cpp), the kernels have no race, not even one that no order shows.
+AddressSanitizer and UBSan check every access. Operands and shared memory have no spare byte, and shared memory is NaN
+when a block starts. Between barriers threads run in rising, falling or shuffled order, and must give the same bits.
+Compiled again with every access watched (scheduler.cpp), the kernels have no race, not even one that changes no result.
 """
 
 import json
@@ -23,7 +23,7 @@ Server = Callable[..., tuple[int, str]]
 
 
 def runtime(name: str) -> str:
-    """A library of the compiler's, by its path."""
+    """Return the path of one of the compiler's libraries."""
     command = [library.compiler(), f"-print-file-name={name}"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -34,7 +34,7 @@ def checked() -> Iterator[Server]:
     environment = {
         **os.environ,
         "LD_PRELOAD": " ".join(map(runtime, ("libasan.so", "libstdc++.so"))),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python's
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself has leaks
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", cuda_checked.__name__]
@@ -55,7 +55,7 @@ def checked() -> Iterator[Server]:
         process.stdin.close()
 
 
-# they differ from other cases in addresses alone, which no barrier depends on
+# cases that differ from others only in addresses, on which no barrier depends
 UNWATCHED = {"odd", "unaligned"}
 
 
@@ -66,11 +66,11 @@ UNWATCHED = {"odd", "unaligned"}
         *(("races", case) for case in cuda_cases.CASES if not UNWATCHED & {*case.split("-")}),
     ],
 )
-def test_nothing_is_found(checked, check, case):
+def test_kernels_pass_the_checks(checked, check, case):
     assert checked(check, case, cuda_on_cpu.folder() / check / "kernels") == (0, "")
 
 
-# check, case, file, what is replaced by what, and what the check then prints
+# fault -> check, case, file, replacements in the file, and the output of the check
 FAULTS: dict[str, tuple[str, str, str, tuple[tuple[str, str], ...], str]] = {
     "misaligned load": (
         *("checked", "glu-bf16-mask", "fused/glu.cuh"),
@@ -115,14 +115,14 @@ FAULTS: dict[str, tuple[str, str, str, tuple[tuple[str, str], ...], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found(checked, tmp_path, name):
+def test_an_injected_fault_is_detected(checked, tmp_path, name):
     check, case, file, patches, complaint = FAULTS[name]
     sources = tmp_path / "csrc"
     shutil.copytree(library.SOURCES, sources)
     path = sources / "cuda" / file
     text = path.read_text()
     for old, new in patches:
-        assert text.count(old) == 1, f"{old!r} is not once in {file}: the fault needs another place"
+        assert text.count(old) == 1, f"expected {old!r} exactly once in {file}; update this fault"
         text = text.replace(old, new)
     path.write_text(text)
     status, errors = checked(check, case, tmp_path / "kernels", sources)

@@ -1,4 +1,4 @@
-"""Every kernel compiled by NVRTC for several architectures: machine code, read without a GPU."""
+"""Every kernel is compiled by NVRTC for several architectures, and its machine code is checked without a GPU."""
 
 import importlib.util
 import struct
@@ -24,13 +24,13 @@ from tests.ops.cuda_cases import (
 )
 from tests.ops.cuda_on_cpu import CUDA, Machine, digest, folder
 
-ARCHITECTURES, MORE = (75, 90), (80, 120)  # of all kernels, and of the main ones too
+ARCHITECTURES, MORE = (75, 90), (80, 120)  # MORE: for the main kernels only
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # EIATTR_FRAME_SIZE, EIATTR_REGCOUNT
 
 
 @pytest.fixture(scope="module")
 def nvrtc() -> Path:
-    """The compiler, of NVIDIA's wheel."""
+    """Return the path of NVRTC in NVIDIA's wheel."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec else ():
         for path in Path(root).glob("**/libnvrtc.so.*"):
@@ -39,7 +39,7 @@ def nvrtc() -> Path:
 
 
 def attributes(cubin: bytes) -> dict[int, int]:
-    """Attributes of the one function of an ELF image, from its section .nv.info."""
+    """Return the attributes of the only function in an ELF image, from its section .nv.info."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
@@ -54,7 +54,7 @@ def attributes(cubin: bytes) -> dict[int, int]:
     return counts
 
 
-# what runs, and its kernels on sm_75 and from sm_80 on
+# name -> case, and the number of its kernels on sm_75 and from sm_80 on
 TABLE: dict[str, tuple[Case, tuple[int, int]]] = {
     "the main kernels": (conv(BF16, True, 31, 30, 64, (33,), H=16), (3, 4)),
     "light, DropConnect": (conv(BF16, False, 31, 30, 64, (33,), p=0.1), (4, 5)),
@@ -91,21 +91,23 @@ TABLE: dict[str, tuple[Case, tuple[int, int]]] = {
     ],
 )
 def test_kernels(nvrtc, name, capability):
-    """No register is spilled; a profiler shows the names that the launcher asks for."""
+    """No kernel spills registers, and each has the name that the launcher asks for, which profilers show."""
     run, counts = TABLE[name]
     machine = Machine(capability)
-    made = folder() / "nvrtc" / digest(CUDA.glob("*.cpp")) / str(nvrtc).replace("/", "_")  # a CUDA build has its own
-    cache = made / f"{name}, {capability}"
+    root = (
+        folder() / "nvrtc" / digest(CUDA.glob("*.cpp")) / str(nvrtc).replace("/", "_")
+    )  # a CUDA build of torch has its own NVRTC
+    cache = root / f"{name}, {capability}"
     machine.set_up(cache, nvrtc)
-    before = len(machine.kernels())
+    loaded = len(machine.kernels())
     machine.cuda_gather(True)
     run(machine)
-    count, names = machine.cuda_gather(False), machine.kernels()[before:]
+    count, names = machine.cuda_gather(False), machine.kernels()[loaded:]
     images = [path.read_bytes() for path in cache.iterdir()]
     assert len(images) == len(names) == count == counts[capability >= 80]
     for image in images:
         used = attributes(image)
         assert used[FRAME_SIZE] == 0, "registers are spilled, or an array is in local memory"
-        twice = b"residual_norm_backward" in image and capability >= 80  # two blocks of 256 threads are to run at once
+        twice = b"residual_norm_backward" in image and capability >= 80  # two blocks of 256 threads must fit at once
         assert 0 < used[REGISTERS] <= (255 if b"_f64_" in image else 128 if twice else 168)
     assert all(f".text.{name}\0".encode() in b"".join(images) for name in names)

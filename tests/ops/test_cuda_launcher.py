@@ -1,4 +1,4 @@
-"""The launcher: what it asks of the driver, its caches, and its errors."""
+"""The launcher's calls of the driver, its caches and its errors."""
 
 import collections
 import ctypes
@@ -26,15 +26,15 @@ machine = Machine(cache=Path({cache!r}))
 def sums(width):
     return machine.forward(torch.ones(3, 1, 2), torch.zeros(2, width), 0).sum().item()
 with ThreadPoolExecutor() as pool:
-    print([round(each, 3) for each in pool.map(sums, {widths})])
+    print([round(total, 3) for total in pool.map(sums, {widths})])
 """
 
 
 def in_a_process(
     folder: Path, widths: list[int], start: type[subprocess.Popen] = forks.Popen, **environment: str
 ) -> subprocess.Popen[str]:
-    """Print the sum of a convolution of each width, each in a thread of its own."""
-    cuda_on_cpu.emulated()  # compiled here, and not by both of two
+    """Start a process that prints the sum of a convolution of each width, each computed in a separate thread."""
+    cuda_on_cpu.emulated()  # compiled here, so that two processes do not both compile it
     environment = {**os.environ, "NVRTC_LOG": str(folder / "log"), **environment}
     command = [sys.executable, "-c", CODE.format(cache=str(folder / "cache"), widths=widths)]
     return start(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -52,7 +52,7 @@ def test_threads_compile_different_kernels_at_once_and_the_same_one_once(widths,
 
 
 def test_device_stream_and_context_of_a_launch():
-    """A kernel is loaded once a device."""
+    """A launch uses the current device and stream; a kernel is loaded once per device."""
     machine = Machine()
     machine.launches()
     machine.capability, machine.stream = 2, 0x1234
@@ -81,7 +81,7 @@ def test_cuda_errors_have_their_names():
 
 @pytest.mark.parametrize("error", [0, 2])
 def test_a_kernel_is_loaded_while_a_graph_is_captured(error):
-    """CUDA refuses that, unless the thread is in the mode "relaxed". The caller's mode comes back, after errors too."""
+    """CUDA allows this only in the capture mode "relaxed". The caller's mode is restored, also after errors."""
     machine = Machine()
     mode = ctypes.c_int(1)
     machine.driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -100,7 +100,7 @@ def test_a_kernel_is_loaded_while_a_graph_is_captured(error):
 
 
 def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
-    """All operators, with one thing changed at a time."""
+    """Return cases of all operators, with one option changed at a time."""
     base = {"K": 7, "R": 16, "H": 2, "lengths": (40,), "p": 0.1, "softmax": True}
     changes: Any = ({}, {"lengths": (10,)}, {"K": 15}, {"H": 4}, {"R": 8}, {"K": 70}, {"softmax": False}, {"p": 0.0})
     cases = []
@@ -116,15 +116,15 @@ def cases(dtype: torch.dtype) -> list[cuda_cases.Case]:
 
 
 @pytest.mark.parametrize("capability", [75, 90])
-def test_each_kernel_has_a_name_of_its_own(capability, tmp_path):
+def test_names_of_kernels_are_unique(capability, tmp_path):
     machine = Machine(capability)
     machine.set_up(tmp_path / "cache", cuda_on_cpu.empty_nvrtc())
-    before = len(machine.kernels())
+    loaded = len(machine.kernels())
     for dtype in cuda_on_cpu.TYPES:
         for machine.alignment in (16, dtype.itemsize):
             for case in cases(dtype):
                 case(machine)
-    names = machine.kernels()[before:]
+    names = machine.kernels()[loaded:]
     assert [name for name, count in collections.Counter(names).items() if count > 1] == []
     assert any("_mma" in name for name in names) == (capability >= 80)
     assert "lightconv_dynamic_conv_forward_f32_K7_R16_H2_T64_softmax_drop_aligned" in names
@@ -132,7 +132,7 @@ def test_each_kernel_has_a_name_of_its_own(capability, tmp_path):
 
 
 def test_kernels_are_gathered_and_compiled_together(tmp_path):
-    """Nothing runs meanwhile; each kernel once, and then all are there."""
+    """No kernel runs while they are gathered; then each is compiled once."""
     machine = Machine(cache=tmp_path / "cache")
     machine.cuda_gather(True)
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_kernels_are_gathered_and_compiled_together(tmp_path):
     assert len(list((tmp_path / "cache").iterdir())) == 0
     count = machine.cuda_gather(False)
     assert count == len(list((tmp_path / "cache").iterdir())) > 1
-    for padding_l in (0, 1):  # an encoder's kernels are a decoder's
+    for padding_l in (0, 1):  # encoder and decoder use the same kernels
         assert machine.forward(X, WEIGHT, padding_l).isfinite().all()
         machine.backward(X, X, WEIGHT, padding_l)
     assert count == len(list((tmp_path / "cache").iterdir()))
@@ -154,7 +154,7 @@ def test_no_driver(tmp_path):
 
 
 def test_kernels_are_kept_for_other_processes(tmp_path):
-    """Two at once may both compile; what is under the final name is whole."""
+    """Two processes at once may both compile; the file under the final name is always complete."""
     both = [in_a_process(tmp_path, [2]) for _ in range(2)]
     assert [process.communicate()[0] for process in both] == ["[5.0]\n"] * 2
     assert 1 <= (compiled := compilations(tmp_path / "log")) <= 2

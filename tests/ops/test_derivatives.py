@@ -1,6 +1,6 @@
-"""Derivatives beyond the first gradient, which are the definition's: of second order, in forward mode, by torch.func.
+"""Derivatives beyond the first gradient, by the reference implementation: second order, forward mode, torch.func.
 
-The first gradients are compared with the definition in test_convolutions.py and test_fused_train.py.
+test_convolutions.py and test_fused_train.py compare the first gradients with the reference implementation.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # it keeps torch's functions as they are when it is imported, so before one is replaced
+import torch._dynamo  # first, as it stores torch's functions, one of which a test replaces
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, functionalize, grad, hessian, jvp, vmap
@@ -33,7 +33,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def check(call: Callable[..., Any], *inputs: Tensor, of_batches: bool = True) -> None:
-    """Gradients, and those of gradients, against finite differences; gradients of batches against each one's."""
+    """Compare first and second derivatives with finite differences, and batched gradients with single ones."""
     assert gradcheck(call, inputs, fast_mode=True, check_batched_grad=of_batches)
     assert gradgradcheck(call, inputs, fast_mode=True)
 
@@ -47,21 +47,21 @@ PACKED = {"cu_seqlens": torch.tensor([0, 3, 3, 4])}
 )
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_convolutions(operator, normalization, p, layout, monkeypatch):
-    """With DropConnect too: a seed stands for one mask, in all derivatives; of kernels made from x; behind states."""
+    """With DropConnect (all derivatives use one mask per seed), with kernels computed from x, and after a state."""
     monkeypatch.setattr(torch, "randint", lambda *_, **__: SEED)
-    places, sentences = ((T,), 3) if layout else ((T, B), B)
-    x, weight = draw(*places, C), draw(*((*places, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
+    positions, sentences = ((T,), 3) if layout else ((T, B), B)
+    x, weight = draw(*positions, C), draw(*((*positions, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
     options = {"padding_l": K - 1, "normalization": normalization, "dropconnect": p, **layout}
     call = partial(getattr(native, operator), **options)
     check(call, x, weight)
     check(lambda x: call(x, weight.detach() * x.mean()), x)
     check(lambda w: call(x.detach(), w), weight)
-    behind = partial(call, return_state=True)
-    check(lambda x, w, state: behind(x, w, initial_state=state), x, weight, draw(K - 1, sentences, C, seed=2))
+    continued = partial(call, return_state=True)
+    check(lambda x, w, state: continued(x, w, initial_state=state), x, weight, draw(K - 1, sentences, C, seed=2))
 
 
-def test_a_predictor_of_one_s_own():
-    """A kernel a channel: gradients through it to x, its parameters and a bias."""
+def test_a_user_s_predictor():
+    """With one kernel per channel, gradients reach x, the predictor's parameters and a bias."""
     module = predicted(C, K, heads=C, causal=True, normalization="none").double()
     names, parameters = zip(*module.named_parameters(), strict=True)
 
@@ -88,13 +88,13 @@ F32, BF16 = torch.float32, torch.bfloat16
 @pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16), (BF16, F32)])  # as autocast has them
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_second_derivatives_of_narrower_types(operator, types):
-    """Those of the definition in float64, of the same numbers."""
+    """They equal those of the reference implementation in float64 for the same values."""
     results = []
     operands = draw(T, B, C), draw(*((T, B, H, K) if operator == "dynamic_conv" else (H, K)), seed=1)
-    for place, widen in ((native, False), (reference, True)):
+    for module, widen in ((native, False), (reference, True)):
         leaves = [t.detach().to(dtype) for t, dtype in zip(operands, types, strict=True)]
         leaves = [(t.double() if widen else t).requires_grad_() for t in leaves]
-        first = torch.autograd.grad(getattr(place, operator)(*leaves, padding_l=1).sum(), leaves, create_graph=True)
+        first = torch.autograd.grad(getattr(module, operator)(*leaves, padding_l=1).sum(), leaves, create_graph=True)
         results.append(torch.autograd.grad([(g / 4).square().sum() for g in first], leaves))
     for got, want, dtype in zip(*results, types, strict=True):
         assert got.dtype == dtype
@@ -119,11 +119,11 @@ TRANSFORMS: dict[str, Callable[[dict[str, Tensor], torch.nn.Module], Any]] = {
 @pytest.mark.parametrize("kind", [LightweightConv, DynamicConv, predicted])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms(kind, transform):
-    ours, definition = (kind(C, K, heads=H, causal=True, backend=name).double() for name in ("auto", "reference"))
-    definition.load_state_dict(ours.state_dict())
+    ours, exact = (kind(C, K, heads=H, causal=True, backend=name).double() for name in ("auto", "reference"))
+    exact.load_state_dict(ours.state_dict())
     parameters = {name: p.detach() for name, p in ours.named_parameters()}
     rtol, atol = TOLERANCES[torch.float64]
-    got, expected = (TRANSFORMS[transform](parameters, module) for module in (ours, definition))
+    got, expected = (TRANSFORMS[transform](parameters, module) for module in (ours, exact))
     torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
     assert all(leaf.abs().max() > 1e-3 for leaf in torch.utils._pytree.tree_leaves(got))
 

@@ -1,4 +1,4 @@
-"""No positions, no sentences, nothing to attend to: both backends give the same empty result, or zeros, and no NaN."""
+"""Without positions, sentences or keys, both backends return empty results or zeros, and no NaN."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def leaf(*shape):
 
 @pytest.mark.parametrize(("time", "batch"), [(0, 2), (3, 0), (0, 0)])
 def test_operators_of_nothing(time, batch, backend):
-    """A gradient is a zero, or nothing, for each number of a leaf."""
+    """Gradients have the shapes of their leaves, and are zero."""
     x, wide, logits, weight, bias = leaf(time, batch, C), leaf(time, batch, 2 * C), leaf(0, V), leaf(V, C), leaf(V)
     loss = ops.smoothed_nll(logits, torch.empty(0, dtype=torch.int64), 0.1, 1)
     assert [total.item() for total in loss] == [0, 0]
@@ -45,7 +45,7 @@ def test_operators_of_nothing(time, batch, backend):
 @pytest.mark.parametrize("dynamic", [True, False])
 @torch.no_grad()
 def test_a_search_without_hypotheses_or_channels(dynamic, channels, before, after, backend):
-    """From the start, or once the last hypothesis has ended."""
+    """There are no hypotheses from the start, or none once the last one has ended; or there are no channels."""
     state: dict | None = None
     for step in range(K + 2):
         if step == 3:
@@ -60,7 +60,7 @@ def test_a_search_without_hypotheses_or_channels(dynamic, channels, before, afte
 @pytest.mark.parametrize(("sentences", "positions"), [(0, 3), (2, 3), (2, 0), (0, 0), (3, 4)])
 @torch.no_grad()
 def test_attention_to_nothing_is_zero(sentences, positions, backend):
-    """Of no rows, to no positions, and to those of padding alone."""
+    """There are no rows, no positions, or only positions of padding."""
     keys = torch.randn(sentences, positions, C)
     sentence = torch.arange(4) % 3 if sentences == 3 else torch.empty(0, dtype=torch.int64)
     padding = torch.ones(sentences, positions, dtype=torch.bool)
@@ -80,7 +80,7 @@ def test_attention_to_nothing_is_zero(sentences, positions, backend):
 
 @torch.no_grad()
 def test_a_key_that_is_not_a_number_is_not_hidden(backend):
-    """A sum of weights that is NaN is a broken model, not one that sees nothing."""
+    """NaN weights mean a broken model, not a query that sees nothing: the result is NaN, not zero."""
     keys = torch.full((1, 3, C), torch.nan)
     padding = torch.tensor([[False, True, True]])
     assert ops.attend(torch.randn(1, 1, C), keys, keys, padding, torch.tensor([0]), H).isnan().all()
@@ -89,7 +89,7 @@ def test_a_key_that_is_not_a_number_is_not_hidden(backend):
 @pytest.mark.parametrize(("need_weights", "p"), [(False, 0.0), (False, 0.5), (True, 0.0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_in_training_to_nothing_is_zero(need_weights, p, dtype):
-    """Cases that PyTorch's own operator does, and those where weights are dropped or asked for."""
+    """PyTorch's own operator computes it, unless weights are dropped or returned."""
     q, k, v = leaves = [torch.randn(3, 2, 4, 5).to(dtype).requires_grad_() for _ in range(3)]
     seen = torch.ones(3, 1, 4, 4, dtype=torch.bool)
     seen[1] = False  # a sentence of padding

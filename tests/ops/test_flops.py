@@ -1,4 +1,4 @@
-"""The formulas that ``FlopCounterMode`` counts by, as numbers written out; and the report of a model, which adds up."""
+"""The formulas for ``FlopCounterMode``, against numbers written out; and the counts of a model, which add up."""
 
 import re
 from collections.abc import Callable
@@ -17,8 +17,10 @@ from tests.ops.conftest import needs_units
 from tests.ops.test_opcheck import NAMES, SAMPLES, B, C, H, K, T, V
 
 CONVOLUTION = 2 * T * B * C * K
-BLOCK = C * 2 * C + C * C + C * C + C * C + C * 2 * C + 2 * C * C  # the linear layers but the one that predicts kernels
-# of each of the operator's calls in test_opcheck.SAMPLES
+BLOCK = (
+    C * 2 * C + C * C + C * C + C * C + C * 2 * C + 2 * C * C
+)  # all linear layers except the one that predicts kernels
+# operator -> operations of each of its calls in test_opcheck.SAMPLES
 EXPECTED: dict[str, list[int]] = {
     "light_conv": [CONVOLUTION, CONVOLUTION, 0, CONVOLUTION // B, CONVOLUTION],
     "dynamic_conv": [CONVOLUTION, CONVOLUTION, 0, CONVOLUTION // B, CONVOLUTION],
@@ -33,7 +35,7 @@ EXPECTED: dict[str, list[int]] = {
 }
 
 
-# PyTorch counts none of their kind, either
+# PyTorch does not count such operators either
 WITHOUT_PRODUCTS = {
     *("glu_mask", "glu_mask_backward", "dropout", "residual_norm", "residual_norm_backward"),
     *(
@@ -67,7 +69,7 @@ def test_operators(name):
 
 
 def products(module: nn.Module, positions: int) -> int:
-    """Return the products of a module for so many positions, those of the modules in it left out."""
+    """Count the products of a module for this many positions, without those of its submodules."""
     match module:
         case nn.Linear():
             return positions * module.weight.numel()
@@ -80,7 +82,10 @@ def products(module: nn.Module, positions: int) -> int:
 
 @pytest.mark.parametrize("conv_type", ["lightweight", "dynamic", "standard"])
 def test_an_update_of_a_model(conv_type):
-    """Backward takes twice the forward pass. The blocks' shares add up forward; backward, PyTorch's overlap."""
+    """The backward pass takes twice the forward pass, and in the forward pass the counts of the blocks add up.
+
+    In the backward pass they do not: PyTorch's counts of modules overlap there.
+    """
     kinds = {"encoder_conv_type": conv_type, "decoder_conv_type": conv_type}
     # with dropout attention is two matrix products, which PyTorch counts on every device
     options = {**common.SMALL, **kinds, "attention_dropout": 0.1, "weight_dropout": 0.1}

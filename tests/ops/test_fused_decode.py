@@ -1,4 +1,4 @@
-"""The fused operators of generation against their definitions: on CPUs, and on an emulated GPU."""
+"""The fused operators of generation against the reference implementation: on CPUs, and on an emulated GPU."""
 
 import math
 from typing import Any
@@ -18,10 +18,10 @@ F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 PAD, EOS, UNK = 1, 2, 3
 
 
-# ---- Linear maps of few rows ----
+# ---- Linear layers of few rows ----
 
 
-# tiles are of 4 rows or 1 and of 4 outputs or 1; inputs are taken by vectors, and the rest one by one
+# tiles have 4 rows or 1 and 4 outputs or 1; inputs are read in vectors, and the rest one by one
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"), [(1, 1, 1), (3, 17, 3), (4, 64, 65), (5, 130, 257), (ops.FEW_ROWS, 130, 65)]
 )
@@ -29,20 +29,22 @@ def test_linear(cpu, rows, inputs, outputs):
     x, weight = torch.randn(1, rows, inputs), torch.randn(outputs, inputs)
     for shift in (None, torch.randn(outputs)):
         want = F.linear(x.double(), weight.double(), None if shift is None else shift.double())
-        # rounding grows with the root of what is summed
+        # the rounding error grows with the square root of the number of terms
         assert_close(cpu.few_rows_linear(x, weight, shift) / math.sqrt(inputs), want / math.sqrt(inputs))
 
 
-def test_linear_of_few_rows_is_the_kernels(monkeypatch):
-    monkeypatch.setattr(torch.ops.lightconv, "few_rows_linear", lambda *_: "by the kernel")
+def test_linear_layers_of_few_rows_use_the_kernel(monkeypatch):
+    x, weight = torch.ones(2, 6), torch.ones(4, 6)
     with torch.no_grad():
-        assert ops.linear(torch.ones(2, 6), torch.ones(4, 6)) == "by the kernel"
+        assert ops.takes("few_rows_linear", x, weight)
+        monkeypatch.setattr(torch.ops.lightconv, "few_rows_linear", lambda *_: "by the kernel")
+        assert ops.linear(x, weight) == "by the kernel"
     assert isinstance(ops.linear(torch.ones(2, 6), torch.ones(4, 6).requires_grad_()), Tensor)
 
 
-# ---- Attention of one query a row ----
+# ---- Attention of one query per row ----
 
-# on a GPU each is a kernel of its own: fewer channels than lanes, vectors of each width, and what fills no lane
+# each has its own GPU kernel: fewer channels than lanes, vectors of every width, and a rest that fills no vector
 HEADS = [
     *((F16, 128), (BF16, 64), (F32, 36), (F16, 7), (F64, 32)),
     *((BF16, 1), (F32, 130), (F16, 96), (F32, 16), (BF16, 20)),
@@ -60,7 +62,7 @@ HEADS = [
     padded=st.booleans(),
 )
 def test_attention(run, dtype, channels, rows, heads, keys, sentences, seed, padded):
-    """Any rows of any sentences, one of which may be padding alone."""
+    """Rows may belong to any sentence; one sentence may be only padding."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -86,8 +88,8 @@ def test_attention_takes_any_layout():
     assert_close(ops.attend(query, keys, keys, padding, sentence, 2), want)
 
 
-def test_a_sentence_that_there_is_not(run):
-    """A GPU cannot be asked for its number without waiting for it, and gives no number."""
+def test_an_index_without_a_sentence(run):
+    """A CPU raises an error. A GPU, whose index the host would have to wait for, returns NaN."""
     query, keys, sentence = torch.ones(1, 2, 8), torch.ones(1, 3, 8), torch.tensor([0, 1])
     if not run.gpu:
         with pytest.raises(RuntimeError, match="names a sentence that there is not"):
@@ -102,7 +104,7 @@ def test_a_sentence_that_there_is_not(run):
 
 
 def check_candidates(got, logits: Tensor, scores: Tensor, limits: Tensor, beams: int, rules, *, first: bool) -> None:
-    """Compare with the definition in float64; ``first``: of equal continuations those come first that lie first."""
+    """Compare with candidates in float64; ``first``: of equal ones, the one with the lower index must come first."""
     (temperature, pad, eos, unk, penalty), (step, least, most) = rules, limits.tolist()
     values = torch.log_softmax(logits.double() / temperature, dim=-1)
     values = values.masked_fill(values.isnan(), -math.inf)
@@ -111,19 +113,22 @@ def check_candidates(got, logits: Tensor, scores: Tensor, limits: Tensor, beams:
     if step >= most:
         values[:, torch.arange(values.shape[1]) != eos] = -math.inf
     values = (values + scores.double().unsqueeze(1)).view(-1, beams * logits.shape[1])
-    best, places = values.sort(dim=1, descending=True, stable=True)
-    (best, places), candidates = ((t[:, : got[0].shape[1]] for t in (best, places)), got[2] * logits.shape[1] + got[1])
+    best, indices = values.sort(dim=1, descending=True, stable=True)
+    (best, indices), candidates = (
+        (t[:, : got[0].shape[1]] for t in (best, indices)),
+        got[2] * logits.shape[1] + got[1],
+    )
     rtol, atol = TOLERANCES[F32]
     torch.testing.assert_close(got[0].double(), best, rtol=rtol, atol=atol)
     assert ((got[1] >= 0) & (got[1] < logits.shape[1])).all()
     possible = best != -math.inf
-    assert not first or torch.equal(candidates[possible], places[possible])
+    assert not first or torch.equal(candidates[possible], indices[possible])
     torch.testing.assert_close(values.gather(1, candidates)[possible], best[possible], rtol=rtol, atol=atol)
     for of_sentence, count in zip(candidates, possible.sum(dim=1), strict=True):
         assert len(of_sentence[:count].unique()) == count
 
 
-# a CPU looks at chunks of 256 words
+# a CPU searches chunks of 256 words
 @each_run(
     "dtype, types, count",
     [
@@ -144,10 +149,10 @@ def check_candidates(got, logits: Tensor, scores: Tensor, limits: Tensor, beams:
     seed=st.integers(0, 99),
 )
 def test_candidates(run, dtype, types, count, sentences, beams, limits, temperature, penalty, bad, few, seed):
-    """The logits are the same for all hypotheses of a sentence, some of which nobody can go on with.
+    """All hypotheses of a sentence have the same logits; some have a score of -inf and cannot be continued.
 
-    They are few different ones, or all differ, and those of words with rules of their own are the largest. A row with a
-    logit that is no number, or of -inf alone, has no continuation.
+    Few of the logits differ, or all do and the special symbols have the largest. A row with NaN or +inf, or with only
+    -inf, has no continuation.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-4, 5, (sentences, 1, types), generator=generator).double() * 1.5
@@ -160,7 +165,7 @@ def test_candidates(run, dtype, types, count, sentences, beams, limits, temperat
     scores = torch.randint(-3, 1, (sentences * beams,), generator=generator).float() * 1.5 * (temperature != 1.0)
     scores[3::4] = -math.inf
     at, rules = torch.tensor(limits), (temperature, PAD, EOS, UNK, penalty)
-    # else sums that are equal in float64 may differ in float32, and the other way about, as of a row with a word less
+    # otherwise sums that are equal in float64 may differ in float32 or the reverse, as in a row where a word is -inf
     first = run.gpu and temperature == 1.0 and bad != -math.inf
     got = run.step_candidates(logits, scores, at, beams, count, *rules)
     check_candidates(got, logits, scores, at, beams, rules, first=first)
@@ -171,8 +176,12 @@ def test_candidates(run, dtype, types, count, sentences, beams, limits, temperat
     check_candidates(got, logits, scores, at, beams, rules, first=False)
 
 
-def test_words_with_rules_of_their_own_hide_no_candidate(gpu):
-    """16 groups of threads have a large logit each, but the first one of such words: the last of 16 best is small."""
+def test_special_symbols_hide_no_candidate(gpu):
+    """The 16th candidate has a small logit.
+
+    15 groups of threads have one large logit each; those of the first group belong to symbols that are penalised or
+    ruled out.
+    """
     logits, scores = torch.randn(1, 2500, generator=torch.Generator().manual_seed(0)), torch.zeros(1)
     logits[0, 64:1024:64] += 50
     logits[0, [PAD, EOS, UNK]] = torch.tensor([90.0, 91.0, 92.0])
@@ -185,7 +194,7 @@ def test_words_with_rules_of_their_own_hide_no_candidate(gpu):
 
 
 def begun(sentences, beam, longest, slots, step, generator):
-    """A search at a step, some of whose sentences are over, and some hypotheses have ended."""
+    """Return a search at this step, in which some sentences are over and some hypotheses have ended."""
 
     def draw(most, *shape):
         return torch.randint(most, shape, generator=generator)
@@ -222,7 +231,7 @@ def begun(sentences, beam, longest, slots, step, generator):
     seed=st.integers(0, 999),
 )
 def test_the_end_of_a_step(run, stepwise, sentences, beam, slots, step, seed):
-    """Of candidates many of which are ends, equal or impossible, for two steps, against the reference."""
+    """Two steps equal the reference implementation's; many candidates are ends, equal or impossible."""
     generator = torch.Generator().manual_seed(seed)
     want = begun(sentences, beam, 8, slots, step, generator)
     got = ops.Beams(*(tensor.clone() for tensor in want))
@@ -238,7 +247,7 @@ def test_the_end_of_a_step(run, stepwise, sentences, beam, slots, step, seed):
             ops.search_step(values, words, parents, want, eos=EOS, stepwise=stepwise)
         run.search_step(values, words, parents, *got, EOS, stepwise)
         for name, a, b in zip(ops.Beams._fields, got, want, strict=True):
-            if name == "limits" and run.gpu and not sentences:  # no block is there to count
+            if name == "limits" and run.gpu and not sentences:  # without sentences no block counts the step
                 continue
             assert torch.equal(a, b), name
 

@@ -1,4 +1,4 @@
-"""The fused operators of training against their definitions in float64: on CPUs, and on an emulated GPU."""
+"""The fused operators of training against references in float64: on CPUs, and on an emulated GPU."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def draw(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
 
 
 def close(got: Tensor, want: Tensor, dtype: torch.dtype | None = None) -> None:
-    """As ``assert_close``, of sums, whose error is that of the largest."""
+    """Like ``assert_close``, for sums, whose error is relative to the largest of them."""
     scale = max(1.0, want.abs().max().item()) if want.numel() else 1.0
     assert_close(got / scale, want / scale, dtype)
 
@@ -61,7 +61,7 @@ def native(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
 def test_dropout_and_its_gradient_are_those_under_the_mask(cpu, dtype):
-    """Numbers that are none stay so where they are kept; 1 - 1e-9 is 1 in float32, and keeps nothing."""
+    """NaN and infinity stay where they are kept. In float32, 1 - 1e-9 is 1: everything is dropped."""
     for count in (1, 63, 64, 65, 1000):
         for p in (0.0, 0.1, 0.75):
             x, grad, factors = draw(dtype, count), draw(dtype, count, seed=1), cpu_dropout_factors(count, p, SEED)
@@ -92,15 +92,15 @@ def test_dropout_follows_torchs_generator_in_any_layout_on_any_threads(native, s
     x = torch.randn(6, 5, 7).transpose(0, 2)
     assert torch.equal(masked_by(1, x), masked_by(1, x.contiguous()))
     wide = torch.ones(1, 1).expand(40, 50)
-    assert len(ops.dropout(wide, 0.5).unique()) == 2  # each number anew, not each place in memory
-    with torch.device("meta"):  # the default of whoever calls
+    assert len(ops.dropout(wide, 0.5).unique()) == 2  # a mask for each element, not for each address
+    with torch.device("meta"):  # a default device that the caller has set
         assert torch.equal(masked_by(1, x[0]), masked_by(1, x[0]))
 
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_recomputed_layers_draw_the_same_masks(reentrant):
-    """Two batches go forward, layers called twice, before the gradient of the first is computed."""
+    """Two batches go forward, each through a layer that is called twice, before the first gradient is computed."""
     weight = torch.randn(2, 3)
 
     def layer(x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def test_recomputed_layers_draw_the_same_masks(reentrant):
         assert_close(got, want)
 
 
-def test_dropout_of_all_or_nothing_or_elsewhere_is_pytorchs(monkeypatch):
+def test_pytorch_drops_all_or_nothing_and_on_other_devices(monkeypatch):
     monkeypatch.setattr(train, "native_dropout", None)
     x = torch.randn(10)
     assert torch.equal(ops.dropout(x, 0.0), x)
@@ -155,7 +155,7 @@ def test_attention_is_pytorchs():
         assert_close(torch.autograd.grad(out, q, grad)[0], torch.autograd.grad(want, q, grad)[0])
 
 
-def test_attention_drops_weights_and_not_those_it_returns(native):
+def test_attention_returns_the_weights_before_dropout(native):
     q, k = torch.randn(2, 1, 2, 50, 4)
     v = torch.eye(50).expand(1, 2, 50, 50)
     out, weights = ops.attention(q, k, v, None, 0.25, need_weights=True)
@@ -172,7 +172,7 @@ SHARES, GRAD = (0.8, 0.1), 0.5
 
 
 def rows_of_logits(rows: int, types: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits (rows, types) and targets, of which the second does not count."""
+    """Return logits (rows, types) and targets; the second target is ignored."""
     target = torch.randint(1, types, (rows,), generator=torch.Generator().manual_seed(1))
     target[1:2] = 0
     return (3 * draw(F64, rows, types)).to(dtype), target
@@ -181,7 +181,7 @@ def rows_of_logits(rows: int, types: int, dtype: torch.dtype) -> tuple[Tensor, T
 def defined_sums(
     logits: Tensor, target: Tensor, shares: tuple[float, float] = SHARES, ignore: int = 0
 ) -> tuple[Tensor, ...]:
-    """Both sums, and GRAD times the gradient of their sum by ``shares``, in float64."""
+    """Return both sums, and GRAD times the gradient of their sum weighted by ``shares``, in float64."""
     exact = logits.double().requires_grad_()
     log_p = torch.log_softmax(exact[target != ignore], dim=-1)
     nll, all_sum = -log_p.gather(1, target[target != ignore].unsqueeze(1)).sum(), -log_p.sum()
@@ -204,7 +204,7 @@ def sums_of(run, logits: Tensor, target: Tensor, shares: tuple[float, float] = S
     ],
 )
 def test_loss(run, dtype, rows, types, stride, set_threads):
-    """The same bits every time, on any number of threads."""
+    """The sums and the gradient are correct, and the same bits on any number of threads."""
     padded, target = rows_of_logits(rows, max(stride, 2), dtype)
     logits, target = padded[:, :types], target.clamp(max=types - 1)
     got = sums_of(run, logits, target)
@@ -217,17 +217,17 @@ def test_loss(run, dtype, rows, types, stride, set_threads):
 
 @each_run("dtype", [(F16,), (BF16,), (F32,)])
 def test_the_loss_of_large_logits(run, dtype):
-    """A sum of their exps has no place in float32, and their log-sum, 10,000, is rounded by 0.0005 there."""
+    """In float32 the sum of their exponentials overflows, and their log-sum of 10,000 is rounded by 0.0005."""
     logits, target = rows_of_logits(3, 70, dtype)
     for shift in (1e4, -1e4):
         shifted = logits + shift
         for a, b in zip(sums_of(run, shifted, target), defined_sums(shifted, target), strict=True):
-            # a sum over all types is a difference of sums of large numbers
+            # the sum over the vocabulary is a difference of large sums
             assert_close(a, b, dtype if b.ndim else BF16)
 
 
-def test_the_loss_where_types_are_ruled_out(gpu):
-    """-inf at types that are no target, in whole vectors of them and in whole threads, has no part in the softmax."""
+def test_the_loss_with_logits_of_minus_infinity(gpu):
+    """Logits of -inf in whole vectors and for whole threads, none of a target, have no part in the softmax."""
     logits, target = rows_of_logits(4, 4000, F32)[0], torch.tensor([2001, 0, 3999, 2500])
     logits[:, :2000] = -torch.inf
     got = sums_of(gpu, logits, target, (1.0, 0.0))
@@ -238,8 +238,8 @@ def test_the_loss_where_types_are_ruled_out(gpu):
     assert not got[2][:, :2000].any()
 
 
-def test_the_loss_of_what_is_not_a_number(run):
-    """Stays in its row of the gradient, and does not come out of rows that do not count."""
+def test_the_loss_of_nan_and_infinity(run):
+    """They stay in their row of the gradient, and change nothing in an ignored row."""
     for bad in (torch.nan, torch.inf):
         logits, target = rows_of_logits(4, 300, F32)
         logits[1] = bad
@@ -254,8 +254,8 @@ def test_the_loss_of_what_is_not_a_number(run):
     assert sums_of(run, everywhere, target)[2][[0, 2]].isnan().all()
 
 
-def test_a_target_that_is_no_type(run):
-    """An error on a CPU, and NaN on a GPU, which would have to be waited for."""
+def test_a_target_outside_the_vocabulary(run):
+    """A CPU raises an error. A GPU, which the host would have to wait for, returns NaN."""
     for wrong in (-1, 30, 2**40):
         logits, target = rows_of_logits(3, 30, F32)
         target[2] = wrong
@@ -273,8 +273,8 @@ def test_a_target_that_is_no_type(run):
 @pytest.mark.parametrize(
     ("dtype", "ignore", "smoothing"), [(F32, 1, 0.1), (F64, -100, 0.0), (BF16, 1, 0.0), (F32, -100, 0.1)]
 )
-def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing):
-    """In any layout. What is in a row that does not count, numbers or not, changes nothing and gets no gradient."""
+def test_the_smoothed_loss_in_any_layout(dtype, ignore, smoothing):
+    """The values of an ignored row, NaN or not, change nothing and get no gradient."""
     logits, target = (3 * draw(F64, 11, 5)).to(dtype).T, torch.tensor([ignore, 4, 0, ignore, 10])
     logits[0], logits[3, 4] = torch.nan, torch.inf
     logits.requires_grad_()
@@ -292,7 +292,7 @@ def test_the_smoothed_loss_is_its_definition(dtype, ignore, smoothing):
 
 # ---- Residual, dropout and layer norm ----
 
-# each is a kernel of its own; 2 to 8 warps a row, vectors of each width, and what fills none
+# each has its own kernel: 2 to 8 warps per row, vectors of every width, and a rest that fills no vector
 CHANNELS = [(F16, 512), (BF16, 1040), (F32, 4096), (F16, 1), (BF16, 6), (F32, 515), (F64, 1028), (F32, 36)]
 
 
@@ -308,7 +308,7 @@ def normed(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     seed=st.integers(0, 2**62),
 )
 def test_residual_norm_and_its_gradients(gpu, dtype, channels, count, p, seed):
-    """Of any number of rows, whose mean is far from zero."""
+    """There may be any number of rows; their mean is far from zero."""
     x, y, grad = (draw(dtype, count, channels, seed=seed + i) for i in range(3))
     x = x + 10
     weight, bias = (draw(dtype, channels, seed=seed + i) for i in range(3, 5))
@@ -349,7 +349,7 @@ def operands(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_derivatives_of_residual_norm(p, cuda_kernels):
-    """Of first and second order, with one mask; also where the norm's weight and bias are frozen."""
+    """First and second derivatives use the same mask; the norm's weight and bias may be frozen."""
     seed, leaves = torch.tensor([77]) if p > 0 else None, operands(F64)
 
     def call(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

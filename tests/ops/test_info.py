@@ -1,4 +1,4 @@
-"""``python -m lightconv_plugin.info``: with all there is, without a compiler, and with a backend that is wrong."""
+"""``python -m lightconv_plugin.info``: when all works, without a compiler, and with a backend that computes wrongly."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from lightconv_plugin import info, ops
 
-# both convolutions first, as any program calls them
+# first call both convolutions, as any program does
 CODE = """
 import logging, torch
 from lightconv_plugin import info, ops
@@ -40,7 +40,7 @@ def test_without_a_compiler_the_reference_runs_with_one_warning(tmp_path):
     assert "apt install g++" in process.stdout
 
 
-def test_a_backend_that_computes_something_else_is_found_out(monkeypatch, capsys):
+def test_a_backend_that_computes_wrongly_is_detected(monkeypatch, capsys):
     right = ops.light_conv
     monkeypatch.setattr(ops, "light_conv", lambda *args, **options: 1.01 * right(*args, **options))
     with pytest.raises(SystemExit, match="do not train with this backend"):

@@ -1,6 +1,6 @@
 """``torch.library.opcheck`` of every operator of the library: schema, shapes without data, functionalisation.
 
-And every operator with numbers that no caller should give.
+Every operator is also called with numbers that no caller should pass.
 """
 
 import copy
@@ -32,7 +32,10 @@ def draw(*shape: int) -> Tensor:
 
 
 def convolutions(*places: int) -> list[tuple[Any, ...]]:
-    """x, kernels, padding_l, softmax, dropconnect, seed, offsets and state: strided, empty, packed, behind a state."""
+    """Return lists of x, kernels, padding_l, softmax, dropconnect, seed, offsets and state.
+
+    The inputs are plain, strided, empty, packed, and preceded by a state.
+    """
     x, kernel = draw(T, B, C), draw(*places, H, K)
     strided = draw(C, B, T).transpose(0, 2), draw(*places, H, 2 * K)[..., ::2]
     packed, offsets = (draw(T, 1, C), kernel[:, :1] if places else kernel), torch.tensor([0, 2, 2, 5])
@@ -46,11 +49,11 @@ def convolutions(*places: int) -> list[tuple[Any, ...]]:
 
 
 def backward(*places: int) -> list[tuple[Any, ...]]:
-    """The gradient and operands of each, with what is needed in turn."""
+    """Return arguments of conv_backward for each of ``convolutions``, which need different gradients."""
     needs = [(True, True), (True, False), (False, True), (True, True), (False, False)]
     return [
-        (draw(*given[0].shape), *given[:6], *need, given[7] is not None, *given[6:])
-        for given, need in zip(convolutions(*places), needs, strict=True)
+        (draw(*forward[0].shape), *forward[:6], *need, forward[7] is not None, *forward[6:])
+        for forward, need in zip(convolutions(*places), needs, strict=True)
     ]
 
 
@@ -61,7 +64,7 @@ def state(width: int, channels: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def weights(dynamic: bool) -> ops.BlockWeights:
-    """Return those of a decoder's block of width C with a GLU."""
+    """Return the weights of a decoder's block of width C with a GLU."""
     shapes = {
         "in_weight": (2 * C, C),
         "in_bias": (2 * C,),
@@ -146,8 +149,8 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
 
 @pytest.mark.parametrize("name", sorted(NAMES | SAMPLES.keys()))
 def test_opcheck(name, gate, cuda_kernels):
-    assert name in SAMPLES, f"{name} is an operator of the library without a sample here"
-    assert name in NAMES, f"{name} is no operator of the library"
+    assert name in SAMPLES, f"the operator {name} has no arguments in SAMPLES"
+    assert name in NAMES, f"SAMPLES has {name}, which is not an operator of the library"
     if name.startswith("bf16"):
         needs_units("bf16")
     for arguments in SAMPLES[name]():
@@ -159,11 +162,11 @@ NUMBERS: tuple[Any, ...] = (0, -1, 2**31, 2**62, -(2**62), math.nan, math.inf)
 
 def with_other_numbers(arguments: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Yield the arguments with each number in turn replaced by zero, negative, huge and infinite ones."""
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         if type(argument) in (int, float):
             for number in NUMBERS:
                 if type(argument) is float or math.isfinite(number):
-                    yield (*arguments[:place], type(argument)(number), *arguments[place + 1 :])
+                    yield (*arguments[:index], type(argument)(number), *arguments[index + 1 :])
 
 
 def runs_on_cpus(name: str) -> bool:
@@ -172,11 +175,11 @@ def runs_on_cpus(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in sorted(SAMPLES) if runs_on_cpus(name)])
 def test_numbers_out_of_range_end_no_process(name):
-    """They are refused, or taken as a number like others; in a process of its own, and under a sanitizer (README)."""
+    """An operator refuses them or computes with them. It runs in a fork; see the README for a run under a sanitizer."""
 
     def walk() -> None:
         gc.freeze()
-        torch.set_num_threads(1)  # those of this process are not in its fork
+        torch.set_num_threads(1)  # a fork has none of this process's threads
         with torch.no_grad():
             for sample in SAMPLES[name]():
                 for changed in with_other_numbers(sample):

@@ -56,11 +56,11 @@ def best() -> Iterator[None]:
 
 
 def draw(rows: int, width: int, out: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x, weight and bias; products of the order of 1. A row, and a row of the weight, are 0."""
+    """Return x, weight and bias; products are of the order of 1. One row of x and one of the weight are 0."""
     g = torch.Generator().manual_seed(rows + 7 * width + 11 * out)
     x, weight = torch.randn(rows, width, generator=g), torch.randn(out, width, generator=g) / width**0.5
     x[rows // 2], weight[out // 2] = 0, 0
-    x[: rows // 3] += 2  # of one sign, nearly
+    x[: rows // 3] += 2  # nearly all positive
     return x, weight, torch.randn(out, generator=g)
 
 
@@ -84,7 +84,7 @@ def rounded_rows(x: Tensor, levels: int) -> Tensor:
 
 
 def rounded(precision: str, units: str, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the operands of a product in float64, as they are rounded."""
+    """Return the rounded operands of a product, in float64."""
     if precision == "fp32":
         return x.double(), weight.double()
     if precision == "bf16":
@@ -110,13 +110,13 @@ def test_products_are_those_of_the_rounded_operands(precision, units, rows, widt
     packed = RAW.pack_weight(weight, precision)
     got = RAW.packed_linear(x, packed, shift if bias else None, out, relu)
     expected = F.linear(*rounded(precision, units, x, weight), shift.double() if bias else None)
-    # rounding grows with the root of what is summed
+    # the rounding error grows with the square root of the number of terms
     assert_close(got / (1 + width) ** 0.5, (expected.relu() if relu else expected) / (1 + width) ** 0.5)
 
 
 @pytest.mark.parametrize(("precision", "units"), UNITS)
 def test_the_largest_integers_do_not_overflow(precision, units):
-    """Products of 7 or 8 bits are summed in pairs of 16 bits by some units."""
+    """Some units sum pairs of products of 7- or 8-bit integers in 16 bits."""
     choose(precision, units)
     x, weight = torch.ones(3, 4000), torch.ones(20, 4000)
     x[:, 1::2], weight[:, 1::2] = 0, -1
@@ -127,7 +127,7 @@ def test_the_largest_integers_do_not_overflow(precision, units):
 
 @pytest.mark.parametrize(("precision", "units"), UNITS)
 def test_a_row_does_not_depend_on_the_others(precision, units, set_threads):
-    """Nor do threads change anything."""
+    """Nor does it depend on the number of threads."""
     choose(precision, units)
     x, weight, bias = draw(70, 100, 90)
     packed = RAW.pack_weight(weight, precision)
@@ -142,7 +142,7 @@ def test_a_row_does_not_depend_on_the_others(precision, units, set_threads):
 
 @pytest.mark.parametrize(("precision", "units"), UNITS)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_a_number_stays_visible(precision, units, value):
+def test_nan_and_infinity_reach_the_output(precision, units, value):
     choose(precision, units)
     x, weight, bias = draw(40, 70, 30)
     x[33, 65] = value
@@ -178,7 +178,7 @@ def test_packed_weights_are_those_of_a_copy(precision):
     assert_close(apply_linear(layer, x), F.linear(x.double(), layer.weight.double(), layer.bias.double()))
 
 
-def test_where_gradients_are_recorded_the_weight_itself_counts():
+def test_with_gradients_the_unpacked_weight_is_used():
     layer, x = nn.Linear(6, 4), torch.randn(3, 6)
     copied = with_packed_weights(layer)
     y = apply_linear(copied, x)
@@ -204,7 +204,7 @@ PACKED = torch.zeros(1, 4, 16)
         ("packed_linear", (torch.zeros(2, 4).double(), PACKED, None, 3, False), "expected contiguous float32"),
     ],
 )
-def test_what_does_not_fit_is_refused(name, arguments, message):
+def test_arguments_that_do_not_fit_are_refused(name, arguments, message):
     with pytest.raises(RuntimeError, match=message):
         getattr(RAW, name)(*arguments)
 
@@ -227,7 +227,7 @@ for environment, precision in eval(sys.argv[1]):
 FLOAT, BFLOAT, MEDIUM = "torch.float32", "torch.bfloat16" if BF16 else "torch.float32", "medium"
 ALL = f"{BF16_UNITS[BF16]} {INT8_UNITS[INT8]}"
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2"}
-SETTINGS = [  # the environment, PyTorch's switch, what is printed and what is warned of
+SETTINGS = [  # the environment, PyTorch's setting, what is printed, and the warning
     ({"LIGHTCONV_MATMUL": "bf16"}, "highest", f"{ALL} {BFLOAT}\n", "" if BF16 else "no units"),
     ({"LIGHTCONV_MATMUL": "bf16", **AVX2}, "highest", f"{FLOAT}\n", "no units for bf16 that may be used"),
     ({"LIGHTCONV_MATMUL": "fp32"}, "highest", f"{ALL} {FLOAT}\n", ""),
@@ -246,8 +246,8 @@ SETTINGS = [  # the environment, PyTorch's switch, what is printed and what is w
 ]
 
 
-def test_what_the_environment_says():
-    """In a process that has torch alone, with more in its environment."""
+def test_settings_in_the_environment():
+    """Each is tried in a fork of a process that has imported only torch."""
     show = [sys.executable, "-c", SHOW, repr([setting[:2] for setting in SETTINGS])]
     process = subprocess.run(show, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for (*_, printed, warned), lines in zip(SETTINGS, process.stdout.split("----\n")[:-1], strict=True):
@@ -256,7 +256,7 @@ def test_what_the_environment_says():
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
-def test_a_processor_that_has_no_units_is_told_so(precision, monkeypatch, caplog):
+def test_a_processor_without_units_is_reported(precision, monkeypatch, caplog):
     monkeypatch.setattr(RAW, f"cpu_{precision}_units", lambda most: 0)
     assert "no units" in str(lacking(precision))
     if precision == "int8":

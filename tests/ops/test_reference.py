@@ -28,7 +28,7 @@ def tensors(time, batch, heads, ratio, width, dtype=torch.float64, seed=0):
     width=st.integers(1, 8),
     data=st.data(),
 )
-def test_both_operators_are_the_equation(time, batch, heads, ratio, width, data):
+def test_both_operators_equal_the_equation(time, batch, heads, ratio, width, data):
     padding_l = data.draw(st.integers(0, width - 1))
     x, light, dynamic = tensors(time, batch, heads, ratio, width)
     assert_close(reference.dynamic_conv(x, dynamic, padding_l=padding_l), convolve(x, dynamic, padding_l))
@@ -49,8 +49,8 @@ def test_non_contiguous_inputs():
 
 @pytest.mark.parametrize("name", ["light_conv", "dynamic_conv"])
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_what_is_not_finite_reaches_what_the_kernel_covers(bad, name):
-    """As an input, and as a gradient."""
+def test_non_finite_values_reach_the_positions_that_the_kernel_covers(bad, name):
+    """They reach these and no others, as an input and as a gradient."""
     time, width, padding_l, at, call = 300, 7, 2, 131, getattr(reference, name)
     x, light, dynamic = tensors(time, 2, 2, 2, width)
     weight = light if name == "light_conv" else dynamic
@@ -68,7 +68,7 @@ def test_what_is_not_finite_reaches_what_the_kernel_covers(bad, name):
 
 
 def test_a_causal_kernel_longer_than_the_sequence_shares_its_softmax_with_the_padding():
-    """One position, three equal logits: a third of the input stays, the rest fell on the padding."""
+    """One position, three equal logits: a third of the input stays, the other weights fall on the padding."""
     x = torch.full((1, 1, 1), 6.0, dtype=torch.float64)
     assert reference.dynamic_conv(x, torch.zeros(1, 1, 1, 3).double(), padding_l=2).item() == pytest.approx(2.0)
     assert reference.conv_step(x, torch.zeros(1, 3).double()).item() == pytest.approx(2.0)
@@ -136,7 +136,7 @@ TABLE_6 = {
 
 @pytest.mark.parametrize("name", sorted({*NORMALIZATIONS, *TABLE_6}))
 def test_normalisations_of_table_6(name):
-    """Seen through the operators: a single 1 in the input reads one weight."""
+    """The input has a single 1, so that each output of an operator is one weight."""
     weights = [0.3, -1.2, 2.0]
     logits = torch.tensor(weights, dtype=torch.float64)
     x = torch.zeros(5, 1, 1, dtype=torch.float64)

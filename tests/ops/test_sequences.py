@@ -1,4 +1,4 @@
-"""Layouts, states and packed sentences against the definition, gradients too, on every backend."""
+"""Layouts, states and packed sentences, with gradients, on every backend, against the reference implementation."""
 
 from itertools import accumulate, pairwise
 from typing import Any
@@ -31,12 +31,12 @@ def kernels(name: str, width: int, *positions: int) -> Tensor:
 
 
 def turned(t: Tensor) -> Tensor:
-    """Batch first to time first, or back; LightConv's kernels are neither."""
+    """Swap batch and time, which LightConv's kernels do not have."""
     return t if t.ndim == 2 else t.transpose(0, 1)
 
 
 def compare(got: Any, want: Any, *inputs: Tensor) -> None:
-    """Outputs, and the gradients of a sum in which each of them has a weight of its own."""
+    """Compare outputs, and the gradients of a sum in which every element has another weight."""
     results = []
     for outputs in (got, want):
         torch.manual_seed(7)
@@ -50,21 +50,21 @@ def compare(got: Any, want: Any, *inputs: Tensor) -> None:
 @backends
 @settings(max_examples=20)
 @given(pieces=st.lists(st.integers(0, 7), min_size=1, max_size=3), width=st.integers(1, 6), batch_first=st.booleans())
-def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
-    """Pieces shorter than a kernel, and empty ones; the first has a state too."""
+def test_pieces_of_a_text_equal_the_whole(name, backend, pieces, width, batch_first):
+    """Pieces may be shorter than the kernel or empty; the first one starts from a state too."""
     time, options = sum(pieces), {"padding_l": width - 1, "batch_first": batch_first, "backend": backend}
-    at = 1 if batch_first else 0
+    axis = 1 if batch_first else 0
     shape = (3, time) if batch_first else (time, 3)
     x, weight, first = draw(*shape, 4), kernels(name, width, *shape), draw(3, width - 1, 4)
     state = first if batch_first else turned(first)
     outs = []
-    own_kernels = (weight,) * len(pieces) if weight.ndim == 2 else weight.split(pieces, at)
-    for piece, own in zip(x.split(pieces, at), own_kernels, strict=True):
-        out, state = getattr(ops, name)(piece, own, initial_state=state, return_state=True, **options)
+    parts = (weight,) * len(pieces) if weight.ndim == 2 else weight.split(pieces, axis)
+    for piece, kernel in zip(x.split(pieces, axis), parts, strict=True):
+        out, state = getattr(ops, name)(piece, kernel, initial_state=state, return_state=True, **options)
         outs.append(out)
         assert state.is_contiguous()
-    rows, own, last, joined = (turned(t) if batch_first else t for t in (x, weight, state, torch.cat(outs, at)))
-    expected = getattr(reference, name)(rows, own, padding_l=width - 1, initial_state=turned(first))
+    rows, kernel, last, joined = (turned(t) if batch_first else t for t in (x, weight, state, torch.cat(outs, axis)))
+    expected = getattr(reference, name)(rows, kernel, padding_l=width - 1, initial_state=turned(first))
     compare((joined, last), (expected, reference.final_state(rows, width, turned(first))), x, weight, first)
 
 
@@ -77,7 +77,7 @@ def test_pieces_are_the_whole(name, backend, pieces, width, batch_first):
     padding_l=st.integers(0, 5),
     kind=st.sampled_from([torch.int32, torch.int64]),
 )
-def test_packed_sentences_are_each_alone(name, backend, lengths, width, padding_l, kind):
+def test_packed_sentences_equal_each_alone(name, backend, lengths, width, padding_l, kind):
     padding_l, total = min(padding_l, width - 1), sum(lengths)
     x, weight, state = draw(total, 4), kernels(name, width, total), draw(width - 1, len(lengths), 4)
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=kind)
@@ -119,7 +119,7 @@ def test_a_returned_state_is_a_copy(name, layout, begins):
 @operators
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_narrower_types_are_rounded_once(name, dtype):
-    """A state is summed with the rest, before the sum is rounded."""
+    """The products with the state are added before the sum is rounded."""
     x, weight, state = draw(7, 3, 32).to(dtype), kernels(name, 31, 7, 3).to(dtype), draw(30, 3, 32).to(dtype)
     got = getattr(ops, name)(x, weight, padding_l=30, initial_state=state)
     exact = getattr(reference, name)(x.double(), weight.double(), padding_l=30, initial_state=state.double())
@@ -128,17 +128,17 @@ def test_narrower_types_are_rounded_once(name, dtype):
 
 
 @pytest.mark.parametrize(("name", "backend"), [("light_conv", "native"), ("dynamic_conv", "reference")])
-@pytest.mark.parametrize("given", [("bias",), ("activation",), ("residual",), ("bias", "activation", "residual")])
+@pytest.mark.parametrize("names", [("bias",), ("activation",), ("residual",), ("bias", "activation", "residual")])
 @pytest.mark.parametrize("layout", ["plain", "batch_first", "cu_seqlens"])
-def test_bias_activation_and_residual_of_one_call(name, backend, given, layout):
-    """act(conv + bias) + residual in every layout, of tensors that lie apart, a gradient for each."""
-    places = {"plain": (9, 3), "batch_first": (3, 9), "cu_seqlens": (11,)}[layout]
+def test_bias_activation_and_residual_of_one_call(name, backend, names, layout):
+    """act(conv + bias) + residual in every layout, with gradients for all tensors, which are not contiguous."""
+    positions = {"plain": (9, 3), "batch_first": (3, 9), "cu_seqlens": (11,)}[layout]
     options: dict[str, Any] = {"padding_l": 4, "backend": backend, "return_state": True}
     if layout != "plain":
         options[layout] = torch.tensor([0, 2, 11]) if layout == "cu_seqlens" else True
-    x, weight = draw(*places, 8)[..., ::2], kernels(name, 5, *places)
-    fused = {"bias": draw(8)[::2], "activation": "silu", "residual": draw(*places, 8)[..., 1::2]}
-    fused = {key: fused[key] for key in given}
+    x, weight = draw(*positions, 8)[..., ::2], kernels(name, 5, *positions)
+    fused = {"bias": draw(8)[::2], "activation": "silu", "residual": draw(*positions, 8)[..., 1::2]}
+    fused = {key: fused[key] for key in names}
     want, state = getattr(ops, name)(x, weight, **options)
     want = want + fused["bias"] if "bias" in fused else want
     want = want / (1 + torch.exp(-want)) if "activation" in fused else want
@@ -163,14 +163,14 @@ def recorded(tracing: Any) -> Any:
 
 
 def batched(call: Any, *arguments: Tensor) -> Any:
-    """Two texts at once, whose sentences end elsewhere; the second is the one asked for."""
+    """Run two texts with sentences of different lengths at once; return the outputs of the second."""
     x, weight, state, _ = arguments
     flipped = x.flip(0), weight.flip(0), state.flip(0), torch.tensor([0, 5, 5, 9])
     outs = vmap(call)(*(torch.stack(pair) for pair in zip(flipped, arguments, strict=True)))
     return tuple(out[1] for out in outs)
 
 
-# what computes without the values of the offsets
+# tools that run a program without the values of its offsets
 TOOLS = {
     "FakeTensorMode": shapes_alone,
     **{f"make_fx, {tracing}": recorded(tracing) for tracing in ("real", "fake", "symbolic")},
@@ -271,6 +271,6 @@ X, OFFSETS, DYNAMIC = torch.zeros(5, 2, 6), torch.tensor([0, 2, 5]), {"weight": 
     ],
 )
 def test_refusals(name, x, options, message):
-    given = {"state": None} if name == "conv_step" else {"padding_l": 2}
+    required = {"state": None} if name == "conv_step" else {"padding_l": 2}
     with pytest.raises(ValueError, match=message):
-        getattr(ops, name)(x, **{"weight": torch.zeros(2, 3), **given, **options})
+        getattr(ops, name)(x, **{"weight": torch.zeros(2, 3), **required, **options})

@@ -1,4 +1,4 @@
-"""A decoder's steps against the full sequence in float64, through every way that beam search moves its rows."""
+"""A decoder's steps against the full sequence in float64, while beam search reorders, adds and removes rows."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float6
 
 
 class Decoder:
-    """Steps of an operator beside the whole history of each hypothesis, for the definition to convolve."""
+    """Steps of an operator, each compared with the reference on the whole history of each hypothesis."""
 
     def __init__(self, run, width, ratio, rows, dtype, *, dynamic, heads=2, softmax=True):
         self.random = torch.Generator().manual_seed(0)
@@ -62,7 +62,7 @@ class Decoder:
     ],
 )
 def test_equals_the_full_sequence(run, dtype, dynamic, K, H, R, softmax):
-    """Fewer rows when sentences finish; more when hypotheses fork, beyond the rows of the ring too."""
+    """Rows disappear when sentences finish, and are added when hypotheses fork, even beyond the rows of the ring."""
     decoder = Decoder(run, K, R, 4, dtype, dynamic=dynamic, heads=H, softmax=softmax)
     for i in range(2 * K + 7):
         decoder.step()
@@ -71,13 +71,13 @@ def test_equals_the_full_sequence(run, dtype, dynamic, K, H, R, softmax):
 
 @pytest.mark.parametrize(("rows", "ratio"), [(0, 3), (2, 0)])
 def test_no_hypotheses_or_no_channels(run, rows, ratio):
-    """A GPU is asked for no launch of nothing, which it refuses."""
+    """The launcher must not launch an empty grid, which CUDA refuses."""
     state = torch.empty(5, rows, 2 * ratio), torch.zeros(5, rows, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     x = torch.empty(1, rows, 2 * ratio)
     assert run.conv_step(x, torch.randn(2, 5), *state, True).shape == x.shape
 
 
-def test_many_rows_are_cut_among_threads(set_threads):
+def test_many_rows_are_split_among_threads(set_threads):
     set_threads(4)
     decoder = Decoder(torch.ops.lightconv, 7, 64, 300, F32, dynamic=True)
     for _ in range(9):
@@ -88,8 +88,8 @@ def test_many_rows_are_cut_among_threads(set_threads):
 @pytest.mark.parametrize("normalization", ["softmax", "none", "l2", "sigmoid"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("backend", ops.BACKENDS)
-def test_public_steps_are_the_full_sequence(backend, dynamic, normalization):
-    """With inputs that lie apart, one position at a time and several at once."""
+def test_public_steps_equal_the_full_sequence(backend, dynamic, normalization):
+    """Inputs are not contiguous; a step has one position or several."""
     x = torch.randn(9, 6, 3, dtype=F64).transpose(1, 2)
     weight = torch.randn(9, 3, 4, 2, dtype=F64).transpose(2, 3) if dynamic else torch.randn(2, 4, dtype=F64)
     full = reference.dynamic_conv if dynamic else reference.light_conv
@@ -100,13 +100,15 @@ def test_public_steps_are_the_full_sequence(backend, dynamic, normalization):
         got, state = ops.conv_step(x[piece], kernel, state or None, normalization=normalization, backend=backend)
         assert_close(got, want[piece])
     assert ("ring" in state) == (backend == "native")
-    _, state = ops.conv_step(x[:1], weight[:1] if dynamic else weight, state)  # keeps to who began it
+    _, state = ops.conv_step(
+        x[:1], weight[:1] if dynamic else weight, state
+    )  # the state stays with the backend that created it
     assert ("ring" in state) == (backend == "native")
 
 
 @pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_extreme_logits(backend):
-    """As torch.softmax: far apart, one weight takes all, -inf none; not a number stays so, in its head alone."""
+    """As in torch.softmax, the larger of two distant logits gets weight 1, -inf gets 0, and NaN stays in its head."""
     x = torch.arange(4.0).view(1, 1, 4)
     far = torch.tensor([[[[-3e38, 0.0], [float("nan"), 0.0]]]])
     out, _ = ops.conv_step(x, far, None, backend=backend)
@@ -136,7 +138,7 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"at least 16 bits, on one device; got x .*torch.float8_e5m2"):
         ops.conv_step(x.to(torch.float8_e5m2), weight, None, backend="native")
     with pytest.raises(ValueError, match="records no gradients"):
-        ops.conv_step(x, weight.requires_grad_(), state)  # begun without
+        ops.conv_step(x, weight.requires_grad_(), state)  # a state that was created without
     with torch.no_grad():
         ops.conv_step(x, weight, state)
     with pytest.raises(RuntimeError, match="index 2 is out of bounds for dimension 1 with size 2"):
@@ -149,7 +151,7 @@ def test_refusals():
 
 @pytest.mark.parametrize("backend", ops.BACKENDS)
 def test_a_state_of_other_inputs(backend):
-    """Of a wider kernel, the definition would lay the newest weight over all inputs."""
+    """It is refused: with one of a wider kernel, the reference would apply the newest weight to all inputs."""
     x, weight = torch.randn(2, 2, 4), torch.randn(2, 3)
     held = r"of 2 hypotheses, [123] inputs each, of 4 channels, torch.float32; got x \(1, 2, "
     for newest, kernel, message in (

@@ -1,4 +1,4 @@
-"""torch's private names: they exist in this version, and without each the results are the same."""
+"""torch's private names: they exist in this version, and without any one of them the results are the same."""
 
 import importlib
 import logging
@@ -31,7 +31,7 @@ def without(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         patch.setattr(torch_private, "getattr", get, raising=False)
         patch.setattr(torch_private, "vars", attributes, raising=False)
-        importlib.reload(torch_private)  # which looks some names up once
+        importlib.reload(torch_private)  # the module looks some names up when it is imported
         try:
             yield
         finally:
@@ -51,13 +51,13 @@ def test_constant_is_torchs_mark() -> None:
 
 
 def decisions() -> list[bool]:
-    """Return what a program is doing, in each of the functions that ask."""
-    asked = (torch_private.is_in_transform, torch_private.is_in_forward_mode, torch_private.is_tracing)
-    return [function() for function in (*asked, torch_private.is_in_make_fx)]
+    """Return the answers of the functions that ask what the program is doing."""
+    functions = (torch_private.is_in_transform, torch_private.is_in_forward_mode, torch_private.is_tracing)
+    return [function() for function in (*functions, torch_private.is_in_make_fx)]
 
 
 def seen_by(program: str) -> list[bool]:
-    """Return ``decisions`` inside of a program."""
+    """Return the ``decisions`` made inside a program."""
     seen: list[bool] = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
@@ -80,9 +80,9 @@ def seen_by(program: str) -> list[bool]:
 
 
 PROGRAMS = {"plain": set(), "vmap": {0}, "forward mode": {1}, "trace": {2}, "make_fx": {3}}
-"""The positions in ``decisions`` of the answers that are yes."""
+"""The indices of the answers in ``decisions`` that are True."""
 CONSERVATIVE = {"_C._are_functorch_transforms_active": {0}, "autograd.forward_ad._current_level": {1}}
-"""Without these names the answer is always yes, and the reference implementation runs."""
+"""Without these names the answer is always True, and the reference implementation runs."""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -1,4 +1,4 @@
-"""The end of an update: the CUDA sources on a CPU against their definition, and that against fairseq's own classes."""
+"""The end of an update: the emulated CUDA kernels against the reference, and that against fairseq's classes."""
 
 import math
 
@@ -31,7 +31,7 @@ def vectors(scale=64.0):
 @settings(max_examples=40)
 @given(NORMS, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 16.0]), st.booleans())
 def test_decisions(norms, tolerance, least, scaled):
-    """Of the definition and of the kernel alike; loss scale and counters are fairseq's after every update."""
+    """The reference and the kernel decide alike; loss scale and counters are fairseq's after every update."""
     rules = update.Settings(**{**vars(SETTINGS), "tolerance": tolerance, "least": least, "scaled": scaled})
     machine, vector = Machine(), rules.vector(torch.device("cpu"))
     start = 64.0 if scaled else 1.0
@@ -40,9 +40,9 @@ def test_decisions(norms, tolerance, least, scaled):
     orders, size = torch.tensor([0.0, 1.0, 0.5, 0.25], dtype=torch.float64), torch.tensor([7.0], dtype=torch.float64)
     for norm in norms:
         orders[0] = max(0.0, mine[6].item() - 2)  # the host may be two skipped updates behind
-        given_norm = torch.tensor(norm, dtype=torch.float32)
-        update.decide(given_norm, size, orders, rules, vector, mine, outcome)
-        machine.update_decide(given_norm, size, orders, vector, theirs, expected_outcome)
+        gradient_norm = torch.tensor(norm, dtype=torch.float32)
+        update.decide(gradient_norm, size, orders, rules, vector, mine, outcome)
+        machine.update_decide(gradient_norm, size, orders, vector, theirs, expected_outcome)
         assert mine.tolist() == theirs.tolist()
         torch.testing.assert_close(expected_outcome, outcome, rtol=1e-6, atol=0, equal_nan=True)
         if not scaled:
@@ -63,9 +63,9 @@ def test_decisions(norms, tolerance, least, scaled):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_adam_is_fairseqs(dtype):
-    """Five steps of the kernel, of the definition and of fairseq's class; then one that is skipped.
+    """Five steps of the kernel and of the reference equal those of fairseq's class; a skipped step changes nothing.
 
-    The gradient is left at zero.
+    Every step sets the gradient to zero.
     """
     torch.manual_seed(0)
     count = 8 * 37

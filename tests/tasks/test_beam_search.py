@@ -1,4 +1,4 @@
-"""Our searches, the plain one and the one of a GPU's graphs, against fairseq's, on random models of every kind."""
+"""Our searches, the plain one and that with CUDA graphs, against fairseq's, on random models of every kind."""
 
 import logging
 import math
@@ -52,7 +52,7 @@ def model(arch, seed=0, types=TYPES, **options):
     else:
         small |= {"max_source_positions": 64}
     built = common.build(arch, common.task(types), **small).eval()
-    built.decoder.output_projection.weight.data.mul_(4)  # far from a draw, and some sentences end early
+    built.decoder.output_projection.weight.data.mul_(4)  # scores differ clearly, and some sentences end early
     return built
 
 
@@ -63,7 +63,7 @@ def without_numbers():
 
 
 def sample(lengths, types=TYPES, seed=0):
-    """Sources of the given lengths, padded on the left as fairseq's translation batches are."""
+    """Return sources of these lengths, padded on the left as in fairseq's translation batches."""
     source = common.tokens(len(lengths), max(lengths), types, seed=seed)
     source[:, -1] = EOS
     for row, length in enumerate(lengths):
@@ -75,11 +75,11 @@ def sample(lengths, types=TYPES, seed=0):
 
 
 def generator(models, *, alpha=None, task=FastTranslationTask, extra=None, **options):
-    """The task's generator.
+    """Return the task's generator.
 
     Args:
-        alpha: of a stepwise length penalty.
-        extra: what fairseq-generate gives a generator beside its options.
+        alpha: exponent of the stepwise length penalty.
+        extra: further arguments that fairseq-generate passes to a generator.
     """
     words = common.dictionary(len(models[0].decoder.embed_tokens.weight))
     config = FastTranslationConfig(stepwise_length_penalty=alpha) if alpha is not None else TranslationConfig()
@@ -88,7 +88,7 @@ def generator(models, *, alpha=None, task=FastTranslationTask, extra=None, **opt
 
 
 def generators(models, **options):
-    """fairseq's and ours, of the same options."""
+    """Return fairseq's generator and ours, with the same options."""
     return generator(models, task=TranslationTask, **options), generator(models, **options)
 
 
@@ -106,10 +106,10 @@ def in_steps(generator, batch):
 def assert_same(got, expected):
     assert [len(hypotheses) for hypotheses in got] == [len(hypotheses) for hypotheses in expected]
     for ours, theirs in zip(got, expected, strict=True):
-        for own, other in zip(ours, theirs, strict=True):
-            assert own["tokens"].tolist() == other["tokens"].tolist()
-            assert_close(own["positional_scores"], other["positional_scores"])
-            assert_close(own["score"], other["score"])
+        for mine, fairseqs in zip(ours, theirs, strict=True):
+            assert mine["tokens"].tolist() == fairseqs["tokens"].tolist()
+            assert_close(mine["positional_scores"], fairseqs["positional_scores"])
+            assert_close(mine["score"], fairseqs["score"])
 
 
 OPTIONS = {
@@ -137,19 +137,19 @@ OPTIONS = {
     seed=st.integers(0, 500),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     options=st.fixed_dictionaries(OPTIONS),
-    other=st.sampled_from([None, *ARCHITECTURES]),
+    second=st.sampled_from([None, *ARCHITECTURES]),
 )
-def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options, other):
-    """Of one model or two; a captured search is kept from batch to batch."""
+def test_hypotheses_and_scores_are_fairseq_s(arch, path, seed, lengths, options, second):
+    """One model or two are searched; a captured search is kept for the next batch."""
     is_captured = path == "captured"
-    if LSTM in (arch, other):
-        lengths = sorted(lengths, reverse=True)  # as it wants them, and as fairseq sorts them
-    others = [other] if other in (OURS if is_captured else ARCHITECTURES) else []
-    models = [model(each, seed + place) for place, each in enumerate([arch, *others])]
+    if LSTM in (arch, second):
+        lengths = sorted(lengths, reverse=True)  # an LSTM needs them sorted, as fairseq sorts them
+    ensemble = [arch, second] if second in (OURS if is_captured else ARCHITECTURES) else [arch]
+    models = [model(name, seed + number) for number, name in enumerate(ensemble)]
     with mock.patch.dict(os.environ, {} if is_captured else {"LIGHTCONV_BACKEND": path}):
         theirs, ours = generators(models, **options)
-        for each in (lengths, [7, 3, 2])[: 2 if is_captured else 1]:
-            batch = sample(each, seed=seed)
+        for sizes in (lengths, [7, 3, 2])[: 2 if is_captured else 1]:
+            batch = sample(sizes, seed=seed)
             expected = theirs.generate([], batch)
             with mock.patch.object(SequenceGenerator, "_generate", side_effect=AssertionError("fairseq's search ran")):
                 search = captured if is_captured else in_steps
@@ -168,10 +168,10 @@ def test_the_kernels_of_a_captured_search(options):
             assert_same(captured(ours, sample(lengths)), theirs.generate([], sample(lengths)))
 
 
-def test_many_beams_of_few_types_and_long_outputs():
-    """More candidates than a chunk of the vocabulary holds, positions past the widest kernel, one sentence.
+def test_many_beams_and_long_outputs():
+    """One sentence has more candidates than a chunk of the vocabulary, and positions past the widest kernel.
 
-    And a start other than the end of a sentence.
+    The search starts from a token other than the end symbol.
     """
     theirs, ours = generators([model(DYNAMIC, seed=2, types=600)], beam=40, min_len=30, max_len_b=40)
     batch = sample([5], types=600)
@@ -179,7 +179,7 @@ def test_many_beams_of_few_types_and_long_outputs():
 
 
 def convs2s():
-    """A model whose attention reads the source of every beam-th row alone, as fairseq-generate prepares it."""
+    """Build fairseq's ConvS2S as fairseq-generate prepares it: attention reads the source of every beam-th row only."""
     sizes = {f"{side}_embed_dim": 16 for side in ("encoder", "decoder", "decoder_out")}
     sizes |= dict.fromkeys(["max_source_positions", "max_target_positions"], 64)
     layers = dict.fromkeys(["encoder_layers", "decoder_layers"], "[(16, 3)] * 2")
@@ -196,12 +196,12 @@ def language_model():
 
 
 CONSTRAINTS = [[torch.tensor([5, 6]), torch.tensor([9])], [], [torch.tensor([7])], [torch.tensor([8, 8])]]
-# what fairseq's search is for: architectures (or what makes a model), options, and what is given beside a batch
+# searches left to fairseq -> architectures (or functions that build), options, and arguments beside a batch
 BESIDE: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "DiverseBeamSearch": ([LIGHT], {"diverse_beam_groups": 2}, {}),
     "DiverseSiblingsSearch": ([LIGHT, LSTM], {"diversity_rate": 0.5}, {}),
     "Sampling": ([DYNAMIC], {"sampling": True, "sampling_topk": 5}, {}),
-    "a vocabulary of 24 types for 12 beams": ([LIGHT], {"beam": 12}, {}),
+    "a vocabulary of only 24 entries for 12 beams": ([LIGHT], {"beam": 12}, {}),
     "a prefix": ([LIGHT, DYNAMIC, TRANSFORMER], {}, {"prefix_tokens": torch.full((4, 1), 5)}),
     "constraints": (
         [DYNAMIC, TRANSFORMER],
@@ -209,14 +209,14 @@ BESIDE: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         {"constraints": pack_constraints(CONSTRAINTS), "prefix_tokens": torch.full((4, 1), 5)},
     ),
     "a language model beside the translation model": ([LIGHT, LSTM], {"extra": language_model}, {}),
-    "FConvModel, whose attention counts on 4 rows a sentence at every step": ([convs2s], {}, {}),
+    "FConvModel, whose attention expects 4 rows per sentence at every step": ([convs2s], {}, {}),
 }
 
 
-@pytest.mark.parametrize("named", BESIDE)
-def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(named, caplog):
+@pytest.mark.parametrize("name", BESIDE)
+def test_other_searches_are_fairseqs_and_logged_once(name, caplog):
     beam_search._say_once.cache_clear()
-    archs, options, beside = BESIDE[named]
+    archs, options, beside = BESIDE[name]
     models = [arch() if callable(arch) else model(arch) for arch in archs]
     if "extra" in options:
         options = {"extra": {"lm_model": options["extra"](), "lm_weight": 0.3}}
@@ -231,12 +231,12 @@ def test_what_it_does_not_do_fairseq_does_and_the_log_says_so_once(named, caplog
             assert_same(*results)
     assert ours.searched_by == "fairseq"
     messages = [r.getMessage() for r in caplog.records if r.name == beam_search.__name__]
-    assert messages == [f"lightconv_plugin: fairseq's own beam search runs, which is slower, for {named}"]
+    assert messages == [f"lightconv_plugin: fairseq's own beam search runs, which is slower, because of {name}"]
 
 
 @pytest.mark.parametrize("arch", OURS)
 def test_alignments_are_those_of_the_full_pass(arch):
-    """--print-alignment: the attention of each step, whatever the backend, as if it were never done in steps."""
+    """With --print-alignment, the attention of the steps equals that of one pass over all positions."""
     built, batch = model(arch), sample([4, 6])
     built.make_generation_fast_(need_attn="soft")
     theirs, ours = generators([built], print_alignment="soft")
@@ -264,13 +264,13 @@ def test_impossible_lengths_and_models_are_refused(alpha):
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, alpha, monkeypatch):
     monkeypatch.setenv("LIGHTCONV_BACKEND", backend)
-    # fairseq's positions ask so for a shape, and read the answer on the CPU
+    # fairseq's positional embeddings get a shape as a tensor, and read it on the CPU
     monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
     built = model(DYNAMIC, seed=3)
     ours = generator([built], alpha=alpha, max_len_b=12)
     with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as step, waits("cpu") as met:
         hypotheses = ours.generate([], sample([7, 3, 5]))
-    assert len({len(hypothesis["tokens"]) for done in hypotheses for hypothesis in done}) > 2
+    assert len({len(hypothesis["tokens"]) for finished in hypotheses for hypothesis in finished}) > 2
     in_steps = met[: step.call_count]
     assert len(in_steps) == step.call_count > 4
     assert all(wait.startswith("nonzero at beam_search.py") for wait in in_steps)
@@ -286,11 +286,11 @@ def test_a_search_waits_for_the_device_once_a_step_and_once_at_its_end(backend, 
 @pytest.mark.parametrize("arch", OURS)
 @torch.no_grad()
 def test_graphs(arch, options, tape, monkeypatch):  # noqa: F811
-    """Recorded on the CPU. Batches of several sizes in turns, some of which take more positions than there were."""
-    made = search_graphs._Graphs.__init__
+    """Graphs recorded on the CPU search batches of several sizes in turn, some with more positions than before."""
+    original = search_graphs._Graphs.__init__
 
     def captured_too(self, *args):
-        made(self, *args)
+        original(self, *args)
         self._capture()
 
     monkeypatch.setattr(search_graphs._Graphs, "__init__", captured_too)
@@ -302,21 +302,21 @@ def test_graphs(arch, options, tape, monkeypatch):  # noqa: F811
     assert len(ours._captured._sizes) == 3
 
 
-def test_one_of_ours_has_a_graph_and_what_cannot_says_why(monkeypatch, caplog):
+def test_models_without_graphs_log_the_reason(monkeypatch, caplog):
     beam_search._say_once.cache_clear()
     built = model(DYNAMIC).requires_grad_(False)
     assert beam_search._has_graph(built)
     built.decoder.output_projection.register_forward_hook(lambda *_: None)
     for _ in range(2):
         assert not beam_search._has_graph(built)
-    why = "beam search runs without CUDA graphs, which is slower, for a module with hooks"
+    why = "beam search runs without CUDA graphs, which is slower, because of a module with hooks"
     assert [why in message for message in caplog.messages] == [True]
     assert "SelfAttention" in model(LIGHT, decoder_conv_type="attention").graph_refusal()
     monkeypatch.setenv("LIGHTCONV_BACKEND", "reference")
     assert "native library" in model(DYNAMIC).graph_refusal()
 
 
-def test_searches_are_kept_and_bounded(monkeypatch):
+def test_captured_searches_are_kept_up_to_a_limit(monkeypatch):
     ours = generator([model(LIGHT)])
     for lengths in ([3, 4], [5, 2], [9, 9, 9]):
         captured(ours, sample(lengths))
@@ -325,19 +325,19 @@ def test_searches_are_kept_and_bounded(monkeypatch):
     monkeypatch.setattr(search_graphs, "MOST", 1)
     captured(ours, sample([3, 4, 5, 6, 7]))
     assert [size[0] for size in kept] == [3, 6]
-    ours.model.single_model.double().float()  # other memory, which the graphs do not read
+    ours.model.single_model.double().float()  # moves the weights to memory that the graphs do not read
     captured(ours, sample([9, 9, 9]))
     assert len(kept) == 1
 
 
-@pytest.mark.parametrize(("seed", "types"), [(7, 12), (8, 12), (3, 24)])  # whose sentences end early
-def test_a_sentence_is_over_when_it_is_in_the_plain_search(seed, types):
-    """The host learns of it some steps later, and takes no more than those in vain."""
+@pytest.mark.parametrize(("seed", "types"), [(7, 12), (8, 12), (3, 24)])  # their sentences end early
+def test_a_captured_search_ends_soon_after_the_plain_one(seed, types):
+    """The host learns ``AHEAD`` steps later that all sentences are over, and makes only these steps in vain."""
     built = model(LIGHT, seed, types)
     built.decoder.output_projection.weight.data.mul_(0.5)
     ours = generator([built], max_len_b=40, min_len=1, beam=2)
     batch = sample([7, 3, 5], types, seed)
-    captured(ours, batch)  # makes the search of this size
+    captured(ours, batch)  # creates the search of this size
     with mock.patch.object(built.decoder, "forward", wraps=built.decoder.forward) as plain:
         ours.generate([], batch)
     with mock.patch.object(built.decoder, "step", wraps=built.decoder.step) as steps:

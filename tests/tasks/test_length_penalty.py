@@ -16,7 +16,7 @@ from tests.tasks.test_beam_search import DYNAMIC, EOS, generator, model, sample
 from tests.tolerances import assert_close
 
 TYPES = 100
-WORDS = (5, 6, 7)  # all others have no probability, so that sentences end
+WORDS = (5, 6, 7)  # all other words have probability 0, so that sentences end
 
 
 def few_words(seed):
@@ -29,21 +29,21 @@ def few_words(seed):
 
 
 def find(path, built, batch, **options):
-    """The hypotheses of one of PATHS."""
+    """Return the hypotheses that the search of ``path``, one of PATHS, finds."""
     with mock.patch.dict(os.environ, {"LIGHTCONV_BACKEND": path} if path in ("native", "reference") else {}):
         search = generator([built], **{"min_len": 0, **options})
         return (searches.captured if path == "captured" else searches.in_steps)(search, batch)
 
 
 class Reference:
-    """log P of a next word in float64, by a full pass; and s, as ``LengthPenalty`` says it."""
+    """Beam search with the score s of ``LengthPenalty``, by full passes in float64."""
 
     def __init__(self, built, source, alpha, ngram=0):
         self.built, self.source, self.alpha, self.ngram = deepcopy(built).double(), source, alpha, ngram
         self.log_probabilities = {}
 
     def read(self, prefixes):
-        """Have log P of the next word after each of the prefixes, all of one length, and after what they begin with."""
+        """Compute log P of the next word after each prefix and its own prefixes; all ``prefixes`` have one length."""
         with torch.no_grad():
             source = self.source.expand(len(prefixes), -1)
             target = torch.tensor([[EOS, *tokens] for tokens in prefixes])
@@ -52,18 +52,18 @@ class Reference:
             self.log_probabilities |= {tokens[:length]: row for length, row in enumerate(rows)}
 
     def allowed(self, tokens, min_len, max_len):
-        """The words that may follow, with their log P."""
+        """Return the words that may follow, with their log P."""
         words = [EOS] if len(tokens) == max_len else [*WORDS, *([EOS] if len(tokens) >= min_len else [])]
-        read, n = (EOS, *tokens), self.ngram
-        seen = {read[i : i + n] for i in range(len(read) - n + 1)} if n else set()
-        free = [word for word in words if (*read, word)[-n:] not in seen] if len(read) >= n else words
+        history, n = (EOS, *tokens), self.ngram
+        seen = {history[i : i + n] for i in range(len(history) - n + 1)} if n else set()
+        free = [word for word in words if (*history, word)[-n:] not in seen] if len(history) >= n else words
         return [(word, self.log_probabilities[tokens][word]) for word in free]
 
     def score(self, total, length):
         return total / ((5 + length) / 6) ** self.alpha
 
     def search(self, beam, min_len, max_len):
-        """s and tokens of what a beam of this size finds, the best first."""
+        """Return s and tokens of the hypotheses that a beam of this size finds, best first."""
         ended: list = []
         live: list = [(0.0, ())]
         while live:
@@ -112,20 +112,20 @@ def test_beams_are_those_of_the_reference_implementation(path, seed, lengths, al
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
-        ({"lenpen": 0.5}, "is in place of --lenpen and --unnormalized; take them away"),
-        ({"unnormalized": True}, "is in place of --lenpen and --unnormalized; take them away"),
-        ({"diverse_beam_groups": 2}, "is for pla_translation's own search, which does not take DiverseBeamSearch"),
-        ({"print_alignment": "soft"}, "is for pla_translation's own generator; take --print-alignment away"),
+        ({"lenpen": 0.5}, "replaces --lenpen and --unnormalized; remove them"),
+        ({"unnormalized": True}, "replaces --lenpen and --unnormalized; remove them"),
+        ({"diverse_beam_groups": 2}, "is for pla_translation's own search, which does not support DiverseBeamSearch"),
+        ({"print_alignment": "soft"}, "is for pla_translation's own generator; remove --print-alignment"),
         ({"alpha": -0.5}, "is -0.5, expected a number from 0 on"),
     ],
 )
-def test_what_it_cannot_go_with_is_refused(options, named):
-    with pytest.raises(ValueError, match=re.escape(f"--stepwise-length-penalty {named}")):
+def test_contradictory_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(f"--stepwise-length-penalty {message}")):
         generator([model(DYNAMIC)], **{"alpha": 1.0, **options})
 
 
-def test_what_only_a_batch_tells_is_refused_too():
-    with pytest.raises(ValueError, match="own search, which does not take a prefix"):
+def test_a_prefix_is_refused():
+    with pytest.raises(ValueError, match="own search, which does not support a prefix"):
         generator([model(DYNAMIC)], alpha=1.0).generate([], sample([4]), prefix_tokens=torch.tensor([[5]]))

@@ -1,4 +1,4 @@
-"""The task's dictionary gives what fairseq's gives, and it searches with no flag that is out of range."""
+"""The task's dictionary returns what fairseq's returns, and the task refuses flags that are out of range."""
 
 import io
 from dataclasses import fields
@@ -17,7 +17,7 @@ from tests.waits import waits
     "options", [{}, {"bpe_symbol": "@@ ", "escape_unk": True}, {"extra_symbols_to_ignore": {5, 6}, "include_eos": True}]
 )
 def test_texts_of_tokens(options):
-    """A text waits for the device once."""
+    """They are fairseq's; converting them waits for the device once."""
     theirs = common.dictionary(20)
     theirs.save(file := io.StringIO())
     file.seek(0)
@@ -27,8 +27,8 @@ def test_texts_of_tokens(options):
         got = ours.string(tokens, **options)
     assert [wait.partition(" ")[0] for wait in met] == ["tolist"]
     assert got == theirs.string(tokens, **options)
-    for each in (tokens.tolist(), tokens.expand(2, -1)):
-        assert ours.string(each, **options) == theirs.string(each, **options)
+    for sentences in (tokens.tolist(), tokens.expand(2, -1)):
+        assert ours.string(sentences, **options) == theirs.string(sentences, **options)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,16 @@ def test_texts_of_tokens(options):
     ],
     ids=str,
 )
-def test_a_search_refuses_what_it_cannot_do(flags, message):
-    """Before any model is asked, and whoever asks for the search: fairseq-generate, the hub or --eval-bleu."""
+def test_flags_out_of_range_are_refused(flags, message):
+    """They are refused before any model runs, for fairseq-generate, the hub and --eval-bleu alike."""
     words = common.dictionary(20)
     with pytest.raises(ValueError, match=f"^{message}"):
         FastTranslationTask(common.Namespace(), words, words).build_generator([], common.Namespace(**flags))
 
 
 def test_every_number_of_fairseqs_generation_has_a_limit_or_none():
-    any_number = {"lenpen", "unkpen", "diverse_beam_strength", "diversity_rate", "lm_weight"}
-    of_others = ("_mt", "iter_decode_")  # of models and searches that are not ours
+    unlimited = {"lenpen", "unkpen", "diverse_beam_strength", "diversity_rate", "lm_weight"}
+    not_ours = ("_mt", "iter_decode_")  # options of other models and searches
     numbers = {field.name for field in fields(GenerationConfig) if field.type in (int, float)}
-    assert {name for name in numbers - any_number if not any(part in name for part in of_others)} <= LIMITS.keys()
-    assert any_number <= numbers
+    assert {name for name in numbers - unlimited if not any(part in name for part in not_ours)} <= LIMITS.keys()
+    assert unlimited <= numbers
