@@ -1,13 +1,16 @@
-"""LightConv and DynamicConv as functions of tensors. Imports only torch. The equations are in ``reference``.
+"""LightConv and DynamicConv as functions of tensors. The equations are in ``reference``.
+
+The only third-party package that this package imports is torch.
 
 The path of a call to its CPU kernel:
 
 1. ``modules.conv`` predicts the kernels and calls ``api``, which checks the arguments once.
 2. ``backend`` chooses native code or the reference implementation; ``sequences`` handles packed sentences and states.
-3. ``autograd`` calls the operators that ``library`` has compiled and loaded, and has their gradients.
-4. ``native/csrc/cpu/conv.cpp`` shares units of work, cut as in ``units.inl``, out to torch's threads.
-5. ``native/csrc/cpu/vectors.cpp`` has the kernels for each vector width: ``weights.inl`` normalises them, and
-   ``forward.inl`` and ``backward.inl`` convolve; ``heads.inl`` does so where a head has few channels.
+3. ``autograd`` calls the operators that ``library`` has compiled and loaded, and defines their gradients.
+4. ``native/csrc/cpu/conv.cpp`` splits the work into units (see ``units.inl``) and distributes them to torch's threads.
+5. ``native/csrc/cpu/vectors.cpp`` computes a unit, and is compiled once for each vector width: ``weights.inl``
+   normalises the convolution's kernels, and ``forward.inl`` and ``backward.inl`` convolve. ``heads.inl`` convolves for
+   DynamicConv with narrow kernels and few channels per head.
 """
 
 import os
@@ -30,7 +33,7 @@ from lightconv_plugin.ops.fused.train import attention, dropout, glu_mask, resid
 from lightconv_plugin.ops.normalization import NORMALIZATIONS, normalize_kernel
 from lightconv_plugin.ops.state import conv_step, push, reorder_state
 
-# at import, since a FlopCounterMode only counts operators that were registered before it was made
+# Load the library at import: a FlopCounterMode only counts operators that were registered before it was made.
 if os.environ.get(backend.VARIABLE) != "reference":
     library.load_if_compiled()
 

@@ -1,4 +1,4 @@
-"""The public functions for LightConv and DynamicConv over whole sequences. They check the arguments, once."""
+"""Public functions for LightConv and DynamicConv over whole sequences, and the checks of their arguments."""
 
 from functools import partial
 from typing import Literal, get_args, overload
@@ -16,7 +16,7 @@ Activation = Literal["silu", "swish"]
 ACTIVATIONS = (None, *get_args(Activation))
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int32, torch.int64)
-ANY_SIZE = None  # in the shapes that check_tensor expects
+ANY_SIZE = None  # in the shapes that check_tensor expects: a dimension of any size
 
 
 @overload
@@ -93,7 +93,8 @@ def light_conv(
     Args:
         x: (T, B, C); (B, T, C) with ``batch_first``; (total, C) with ``cu_seqlens``.
         weight: (H, K).
-        padding_l: zeros before the first position, 0..K-1: K - 1 is causal, K // 2 looks to both sides.
+        padding_l: number of zeros before the first position, 0..K-1. With K - 1 the convolution is causal; with K // 2
+            it looks to both sides.
         normalization: normalisation of the kernels over K, a name in ``ops.NORMALIZATIONS``.
         dropconnect: probability with which a normalised weight is dropped; 0 outside training.
         batch_first: x, the result and states have the batch in dimension 0. This costs no copy.
@@ -107,15 +108,17 @@ def light_conv(
         return_state: also return the last K - 1 inputs, the initial state of the next call.
         bias: (C,), added to the result.
         activation: "silu" or "swish" (two names of one function), applied after the bias.
-        residual: as x, added last; see ``ops.reference.epilogue``.
+        residual: of x's shape, added last; see ``ops.reference.epilogue``.
         backend: "auto", or the name of the backend that must run; see ``ops.choose_backend``.
 
     Returns:
-        As x; with ``return_state`` also the state (K - 1, B, C), or (B, K - 1, C) with ``batch_first``.
+        A tensor of x's shape and type. With ``return_state``, also the state: (K - 1, B, C), or (B, K - 1, C) with
+        ``batch_first``.
 
     Raises:
         ValueError: shapes that do not fit, padding_l outside 0..K-1, dropconnect outside [0, 1), a state for a
-            convolution that is not causal, or an unknown normalisation, activation or backend.
+            convolution that is not causal, an unknown normalisation, activation or backend, or a call that the
+            requested backend does not support.
         TypeError: padding_l is not a whole number, or dropconnect is not a number.
     """
     return _convolve(
@@ -303,26 +306,26 @@ def _native(
     offsets: Tensor | None = None,
     initial_state: Tensor | None = None,
 ) -> Tensor:
-    """Run the library's operator. Shapes are those of ``reference``; on a CPU also packed sentences x (T, 1, C)."""
+    """Run the library's operator. Shapes are those of ``reference``, or on a CPU of packed sentences x (T, 1, C)."""
     dtype = x.dtype
     if operator == "dynamic_conv" and weight.dtype != dtype:
-        # Gradients of kernels must keep their type: rounded to x's, they would not cancel in the derivative of the
+        # Gradients must keep the kernels' type: rounded to x's type, they would not cancel in the derivative of the
         # normalisation.
         x = x.to(torch.promote_types(dtype, weight.dtype))
         initial_state = None if initial_state is None else initial_state.to(x.dtype)
     weight, softmax = prepare_kernel(weight, normalization, x.dtype)
-    # drawn on x's device, so that each replay of a captured CUDA graph draws a new seed
+    # the seed is drawn on x's device, so that each replay of a captured CUDA graph draws a new seed
     seed = torch.randint(2**62, (1,), device=x.device) if dropconnect > 0.0 else None
     out = autograd.conv(x, weight, padding_l, softmax, dropconnect, seed, offsets, initial_state)
     return out if out.dtype == dtype else out.to(dtype)
 
 
 def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims: str = "T, B") -> None:
-    """Check the two tensors of every operator: x (dims, C) and weight (H, K), or (dims, H, K) if ``dynamic``.
+    """Check the tensors of a convolution: x (dims, C) and weight (H, K), or (dims, H, K) if ``dynamic``.
 
     Raises:
-        ValueError: an argument that is not a dense tensor; a wrong shape; integers or 8-bit floats; two devices; or
-            heads that do not divide the channels.
+        ValueError: an argument is not a dense tensor of floating-point numbers of at least 16 bits; a shape is wrong;
+            the tensors are on two devices; or the number of heads does not divide the number of channels.
     """
     kernels, positions = f"({dims}, H, K)" if dynamic else "(H, K)", dims.count(",") + 1
     fits = (
@@ -344,7 +347,7 @@ def check_operands(operator: str, x: Tensor, weight: Tensor, dynamic: bool, dims
         )
     if dynamic and weight.shape[:-2] != x.shape[:-1]:
         raise ValueError(
-            f"{operator}: one kernel a position is expected, weight {kernels} with {dims} = {tuple(x.shape[:-1])} as "
+            f"{operator}: expected one kernel per position: weight {kernels} with {dims} = {tuple(x.shape[:-1])} as "
             f"in x; got weight {tuple(weight.shape)}"
         )
     if not weight.shape[-2] or x.shape[-1] % weight.shape[-2]:
@@ -372,10 +375,10 @@ def check_tensor(
     types: tuple[torch.dtype, ...],
     device: torch.device,
 ) -> None:
-    """Check an optional tensor; None passes, and ``ANY_SIZE`` in ``shape`` stands for any size.
+    """Check an optional tensor. None is valid, and ``ANY_SIZE`` in ``shape`` stands for any size.
 
     Raises:
-        ValueError: a wrong shape, type or device, or an object that is not a tensor.
+        ValueError: the shape, type or device is wrong, or the argument is not a tensor.
     """
     if tensor is None:
         return

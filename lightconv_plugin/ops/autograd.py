@@ -37,7 +37,7 @@ def recording() -> bool:
 def has_values(x: Tensor) -> bool:
     """Return True if a tensor's values can be read.
 
-    They cannot be read while a program is recorded, compiled or transformed, nor where only shapes are computed
+    They cannot be read while a program is recorded, compiled or transformed, or while only shapes are computed
     (FakeTensorMode).
     """
     return type(x) is Tensor and not (torch.compiler.is_compiling() or transformed() or recording())
@@ -46,7 +46,7 @@ def has_values(x: Tensor) -> bool:
 def recorded(*tensors: Tensor | None) -> bool:
     """Return True if derivatives with respect to these tensors may be needed later."""
     if torch.is_grad_enabled():
-        for t in tensors:  # any() takes twice as long
+        for t in tensors:  # a loop, since any() takes twice as long
             if t is not None and t.requires_grad:
                 return True
     return transformed()
@@ -60,7 +60,7 @@ def gradients_of(
     Args:
         function: a computation in PyTorch's own operators.
         tensors: its arguments.
-        need: for each tensor, True if its gradient is needed. The others get None.
+        need: for each tensor, True if its gradient is needed. The result is None for the other tensors.
         grads: the gradient of the function's result.
     """
     with torch.enable_grad():
@@ -79,12 +79,12 @@ def conv(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
     Args:
         x: (T, B, C); packed sentences (T, 1, C).
         weight: (H, K), or (T, B, H, K).
-        options: further arguments of the operator, in its order: padding_l; True if weight holds logits, of which it
-            takes the softmax; DropConnect's probability and seed; the offsets (N + 1,), int64, of N packed sentences
-            or None; the state (K - 1, B, C), or (K - 1, N, C) of packed sentences, or None.
+        options: further arguments of the operator, in its order: padding_l; True if weight holds logits and the
+            operator must take their softmax; DropConnect's probability and seed; the offsets (N + 1,), int64, of N
+            packed sentences or None; the state (K - 1, B, C), or (K - 1, N, C) of packed sentences, or None.
 
     Returns:
-        As x.
+        A tensor of x's shape and type.
     """
     if recorded(x, weight, options[-1]):
         return _Conv.apply(x, weight, *options)
@@ -97,7 +97,7 @@ def _forward(x: Tensor, weight: Tensor, *options: Any) -> Tensor:
 
 
 class _Conv(Function):
-    """Saves only the operator's inputs; the backward pass normalises the kernels again."""
+    """Convolution of the library. Only its inputs are saved; the backward pass normalises the kernels again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
@@ -127,7 +127,8 @@ class _Conv(Function):
 def _factors(x: Tensor, weight: Tensor, padding_l: int, p: float, seed: Tensor | None, state: Tensor | None) -> Tensor:
     """Return DropConnect's factors (T, B, H, K), each 0 or 1 / (1 - p), as the forward pass drew them.
 
-    They are the gradient of kernels for inputs of ones, one channel a head, and an output gradient of ones.
+    They are computed as the gradient of kernels for inputs of ones, one channel per head, and an output gradient of
+    ones.
     """
     (time, batch), (heads, width) = x.shape[:2], weight.shape[-2:]
     kernel = torch.ones(time, batch, heads, width, device=x.device)
@@ -148,7 +149,7 @@ def _reference(
     factors: Tensor | None,
     offsets: Tensor | None,
 ) -> Tensor:
-    """Compute the convolution as the library does, by the reference implementation, with ``_factors``' masks."""
+    """Compute the library's convolution with the reference implementation and DropConnect's ``factors``."""
     kernel = normalize_kernel(weight, "softmax" if softmax else "none")
     kernel = kernel if factors is None else kernel * factors
     operator = reference.light_conv if kernel.ndim == 2 else reference.dynamic_conv

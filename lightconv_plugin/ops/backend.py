@@ -23,7 +23,8 @@ CHOICES: tuple[str, ...] = get_args(Backend)
 BACKENDS = CHOICES[1:]
 VARIABLE = "LIGHTCONV_BACKEND"  # the environment variable that decides for callers with backend="auto"
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for processors
+# PyTorch's switch for the precision of matrix products on a CPU
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 products = "fp32"  # the precision that fused.linear.set_precision chose
 
 # For more rows than this, PyTorch's matrix product is as fast as reading the weights once for all rows.
@@ -31,22 +32,23 @@ FEW_ROWS = 24
 
 PASSED_OVER = "lightconv_plugin: the native backend is passed over"  # scripts look for these words
 RUNS = "lightconv_plugin: %s runs on the %s backend"
-# scripts.bench's sizes on two cores of a virtual machine; two small models of 3,000 and 10,000 vocabulary entries
+# Convolutions of the sizes in scripts.bench, and updates of two small models with 3,000 and 10,000 vocabulary entries,
+# were measured on two cores of a virtual machine.
 COST = "so convolutions take 3 to 12 times as long and a training update 1.5 to 2 times (measured on two CPU cores)"
 
 # reasons that cause no warning: the reference implementation is meant to run such calls
 TRANSFORMED = "it has no rule for torch.func, and no forward-mode derivatives"
-RECORDED = "a program is recorded (export, trace), which needs no library where it is loaded"
-NO_KERNEL = "it has no kernel of this operator for such a device"
+RECORDED = "a program is being recorded (export, trace), and must not need the library when it is loaded"
+NO_KERNEL = "it has no kernel of this operator for this type of device"
 WRAPPED = "a tensor is of a class that runs operators itself (distributed, quantised)"
 BY_DESIGN = (TRANSFORMED, RECORDED, NO_KERNEL, WRAPPED)
-REPLACED = "PyTorch's own kernels serve as well"
+REPLACED = "PyTorch's own kernels run in this case"
 
 _announced: set[tuple[str, ...]] = set()  # the messages that have been logged
 
 
 class Operator(NamedTuple):
-    """The calls that an operator of the library supports, on the devices that it has a kernel for.
+    """Calls that an operator of the library supports on the devices for which it has a kernel.
 
     Attributes:
         gradient: the operator that computes its gradient; None if it is not differentiable.
@@ -55,10 +57,10 @@ class Operator(NamedTuple):
         casts: its further tensors are cast to the first one's type.
         contiguous: its further tensors must be contiguous.
         widest: the largest last dimension of its further tensors on a GPU; None for any.
-        replaces: the case in which it is faster than PyTorch's own kernels, which run, without a warning, in all other
-            cases. "few rows": matrix products of at most ``FEW_ROWS`` rows in decoding. "bf16": products in bfloat16,
-            if they are asked for and the processor has units for them. "fused": several kernels in one, where PyTorch
-            neither compiles nor autocasts. "packed": products with packed weights.
+        replaces: the case in which it is faster than PyTorch's own kernels. In all other cases PyTorch's kernels run,
+            without a warning. "few rows": matrix products of at most ``FEW_ROWS`` rows in decoding. "bf16": products in
+            bfloat16, if the user chose them and the processor has units for them. "fused": several kernels in one,
+            without torch.compile and autocast. "packed": products with packed weights. None: all cases.
     """
 
     gradient: str | None = None
@@ -96,8 +98,8 @@ def choose_backend(operator: str, backend: str, x: Tensor, *further: Tensor | No
     applies to all operators, so its value "native" raises no error for calls that are left to PyTorch by design.
 
     Raises:
-        ValueError: the backend that is asked for does not exist, or does not support the call. It is never replaced by
-            the other one.
+        ValueError: the requested backend does not exist, or does not support the call. It is never replaced by the
+            other one.
     """
     name = backend if backend != "auto" else os.environ.get(VARIABLE) or "auto"
     if name == "reference":
@@ -124,7 +126,7 @@ def takes(operator: str, x: Tensor, *further: Tensor | None) -> bool:
 
 @torch_private.constant
 def _announce(level: int, *message: str) -> None:
-    """Log a message (a format and its arguments), once a process."""
+    """Log a message (a format and its arguments), once per process."""
     if message not in _announced:
         _announced.add(message)
         logger.log(level, *message)
@@ -139,7 +141,7 @@ def unsupported_reason(operator: str, x: Tensor, *further: Tensor | None) -> str
         further: its further floating-point tensors, if the answer may depend on them.
 
     Returns:
-        A clause to follow a colon in a message to users.
+        A clause that a message to users can put after a colon.
     """
     if autograd.transformed():
         return TRANSFORMED
@@ -179,7 +181,7 @@ def _is_wrapped(x: Tensor) -> bool:
 
 
 def _is_faster(replaces: str, x: Tensor) -> bool:
-    """Return True if the library is faster than PyTorch's own kernels; see ``Operator.replaces``."""
+    """Return True if a call on ``x`` is in the case ``replaces``; see ``Operator.replaces``."""
     if torch.is_autocast_enabled(x.device.type):
         return False
     if replaces == "few rows":
@@ -192,7 +194,7 @@ def _is_faster(replaces: str, x: Tensor) -> bool:
 
 
 def precision_of_products() -> str:
-    """Return the precision of products on a processor, as chosen by ``set_precision`` or by PyTorch's switch."""
+    """Return the precision of products on a CPU, as chosen by ``set_precision`` or by PyTorch's switch."""
     by_switch = products == "fp32" and MATMUL.fp32_precision == "bf16" and library.load() is None
     return "bf16" if by_switch and torch.ops.lightconv.cpu_bf16_units(-1) > 0 else products
 
@@ -209,7 +211,7 @@ def has_kernel(operator: str, device: str) -> bool:
 
 @torch_private.constant
 def _reason_of_kind(operator: str, device: str, dtype: torch.dtype) -> str | None:
-    """Return the reason why no tensor of this device and type is supported, or None. It does not change, so is kept."""
+    """Return the reason why no tensor of this device and type is supported, or None. The reason is cached."""
     return _cached_reason_of_kind(operator, device, dtype)
 
 

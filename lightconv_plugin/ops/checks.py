@@ -1,4 +1,4 @@
-"""Checks of arguments that operators and modules share. Each error names what was expected and what was got."""
+"""Checks of arguments that operators and modules share. Each error names the expected and the actual value."""
 
 import numbers
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
     """Check that an argument is one of ``choices``.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the argument is not one of them.
     """
     if value not in choices:
         raise ValueError(f"{name} is {value!r}; expected one of: {', '.join(map(str, choices))}")
@@ -30,7 +30,7 @@ def check_whole(name: str, value: Any) -> None:
     """Check that an argument is a whole number, such as Python's int or an integer of numpy.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the argument is not a whole number.
     """
     if type(value) is not int and not isinstance(value, (numbers.Integral, SymInt)):
         raise TypeError(f"{name} is {value!r}; expected a whole number")
@@ -40,13 +40,13 @@ def check_probability(name: str, value: Any, *, below_one: bool = True) -> None:
     """Check that an argument is a probability of dropout.
 
     Args:
-        name: of the argument, for the message.
+        name: the argument's name, for the message.
         value: the argument.
-        below_one: also reject 1, where remaining numbers are divided by 1 - p.
+        below_one: also reject 1, since the remaining numbers are divided by 1 - p.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is outside [0, 1), or outside [0, 1] if 1 is allowed.
+        TypeError: the argument is not a number.
+        ValueError: the argument is outside [0, 1), or outside [0, 1] if 1 is allowed.
     """
     if type(value) is not float and not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}; expected a number")

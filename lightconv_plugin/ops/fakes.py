@@ -12,7 +12,7 @@ def like(x: Tensor) -> Tensor:
 
 
 def in_order_of(x: Tensor, shaped: Tensor) -> Tensor:
-    """Return a tensor of the shape of ``shaped``, with the batch outermost in memory if x (T, B, C) is stored so."""
+    """Return a tensor of the shape of ``shaped``, with the batch outermost in memory if it is so in x (T, B, C)."""
     batch_first = shaped.ndim > 2 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
     return like(shaped.transpose(0, 1)).transpose(0, 1) if batch_first else like(shaped)
 
@@ -29,7 +29,7 @@ def conv_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Any) -> tup
 
 
 def bf16_linear_backward(grad: Tensor, x: Tensor, weight: Tensor, *need: bool) -> tuple[Tensor, ...]:
-    shaped = x, weight, weight[:, 0]  # tensors of the shapes of the three gradients; weight[:, 0] is as the bias
+    shaped = x, weight, weight[:, 0]  # tensors of the shapes of the three gradients; weight[:, 0] is shaped as the bias
     return tuple(like(tensor) if needed else x.new_empty(0) for tensor, needed in zip(shaped, need, strict=True))
 
 

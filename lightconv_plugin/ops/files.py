@@ -1,7 +1,7 @@
-"""Write files and folders that get their names when they are complete and on the disk. Imports no third-party code.
+"""Write files and folders that get their final names when they are complete and on the disk.
 
-Until then they are named ``.NAME.lightconv``, in the same folder. If a process is killed, that file stays, and the next
-process overwrites it.
+Until then they are named ``.NAME.lightconv``, in the same folder. If a process is killed, its incomplete file or folder
+stays, and the next process that writes the same path replaces it. This module imports no third-party code.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Make a folder to be filled, which gets the name ``path`` when the block ends. Make its parents if needed.
+    """Make a temporary folder, which gets the name ``path`` when the block ends. Make its parents if needed.
 
     Raises:
         OSError: the folder cannot be written, or ``path`` exists. The message names ``path``.
     """
-    if os.path.lexists(path):  # os.rename would replace an empty folder
+    if os.path.lexists(path):  # os.rename would silently replace an empty folder
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     partial = _in_the_making(path)
     shutil.rmtree(partial, ignore_errors=True)
@@ -65,7 +65,7 @@ def _in_the_making(path: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not on every file system
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """Floating-point operations of the library's operators, for ``torch.utils.flop_counter.FlopCounterMode``.
 
-The rules are PyTorch's: products and sums of convolutions, linear layers and attention count, 2 for each product, also
-at padding. Biases, normalisations, dropout, gates and losses do not count.
+The rules are PyTorch's: each product in a convolution, a linear layer or attention counts as 2 operations, since it is
+also added to a sum. Products at padding count too. Biases, normalisations, dropout, gates and losses do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ def conv_backward(
     state: Shape | None,
     **_: Any,
 ) -> int:
-    """Count the gradients of x, the kernels and the state: each takes K products for each number of x or state."""
+    """Count the gradients of x, the kernels and the state: each gradient takes K products per number of x or state."""
     numbers = prod(x) * (need_x + need_weight) + (prod(state) if need_state and state is not None else 0)
     return 2 * numbers * weight[-1]
 
@@ -53,7 +53,7 @@ def attend(query: Shape, keys: Shape, *_: Any, **__: Any) -> int:
 
 
 def packed_linear(x: Shape, packed: Shape, bias: Shape | None, out: int, *_: Any, **__: Any) -> int:
-    """Count a linear layer with packed weights: x (..., in). The width of the result is ``out``."""
+    """Count a linear layer with packed weights: x (..., in). The result is (..., ``out``)."""
     return 2 * prod(x) * out
 
 
@@ -94,7 +94,7 @@ def decoder_block(
 ) -> int:
     """Count the block's linear layers, its convolution and its attention for N hypotheses (1, N, C).
 
-    Widths of layers are read from their biases, since weights may be packed.
+    The width of a linear layer is read from its bias, since its weight may be packed.
     """
     width, _rows, channels = ring
     products = channels * (width + (conv_heads * width if dynamic else 0))

@@ -1,8 +1,8 @@
-"""The compiled library: built once per version of its sources, loaded once per process; CUDA kernels by NVRTC.
+"""The compiled library: built once per version of its sources, and loaded once per process.
 
-Building takes g++ 11 or later and torch's own headers. The library only uses LibTorch's stable ABI, so one file serves
-CPU and CUDA builds of every torch from 2.10 on. It lies in a cache that processes share, or comes with a wheel. CUDA
-kernels are compiled when they are first launched, for the GPU in use, by the NVRTC that every CUDA build of torch
+Building needs g++ 11 or later and torch's own headers. The library only uses LibTorch's stable ABI, so one file serves
+CPU and CUDA builds of every torch from 2.10 on. The file is in a cache that processes share, or is part of a wheel.
+CUDA kernels are compiled when they are first launched, for the GPU in use, by the NVRTC that every CUDA build of torch
 contains. They are cached in the folder ``cuda`` of the same cache.
 """
 
@@ -37,8 +37,8 @@ CORE_SECONDS = 90  # time to compile all sources on one core of a Xeon at 2.5 GH
 
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"]
-# Sources that are compiled several times, for instructions that not every x86-64 processor has, with the flags of each
-# compilation. The code to run is chosen at run time. vectors.cpp comes first, since it takes longest.
+# Sources that use instructions which not every x86-64 processor has, with the flags of each of their compilations. The
+# variant to run is chosen at run time. vectors.cpp comes first, since it takes longest to compile.
 X86_VARIANTS = {
     "vectors.cpp": [
         ["-DLIGHTCONV_TABLE=avx512_kernels", "-DLIGHTCONV_BITS=512", *AVX512],
@@ -52,7 +52,8 @@ X86_VARIANTS = {
         ["-DLIGHTCONV_INT8=avx512_vnni_int8", *AVX512, "-mavx512vnni"],
     ],
 }
-# The flags of these sources for any machine: vectors.cpp has kernels for all machines, the other sources have none.
+# Flags of the same sources on every machine: vectors.cpp is also compiled without special instructions, the others are
+# not.
 ANY_VARIANT = {
     "vectors.cpp": [["-DLIGHTCONV_TABLE=baseline_kernels", "-DLIGHTCONV_BITS=128"]],
     "bf16.cpp": [],
@@ -60,7 +61,7 @@ ANY_VARIANT = {
 }
 COMMON_FLAGS = [
     *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"),
-    # -O3 would add half of the compile time, for optimisations that the kernels have in their source
+    # -O3 makes compilation take 1.5 times as long, for optimisations that are already written out in the kernels
     *("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-fno-tree-loop-distribute-patterns"),
     *("-fno-math-errno", "-ffp-contract=fast"),
     # by default g++ stops inlining in a source as large as vectors.cpp, which costs up to 30 % of a kernel's time
@@ -84,7 +85,7 @@ ONEDNN_LIMITS = {
 def load() -> str | None:
     """Make ``torch.ops.lightconv`` available. Return None, or the reason why it is not available.
 
-    Compiles the library if there is no compiled one.
+    The library is compiled first if there is no compiled one.
     """
     with _lock:  # several threads may call their first operators at the same time
         return _load()
@@ -95,7 +96,7 @@ def load_if_compiled() -> None:
 
     A ``FlopCounterMode`` of PyTorch only counts operators that were registered before it was made.
     """
-    if os.path.exists(packaged_path()) or os.path.exists(cached_path()):  # False for a folder that may not be read
+    if os.path.exists(packaged_path()) or os.path.exists(cached_path()):  # False for an unreadable folder
         load()
 
 
@@ -110,8 +111,8 @@ def _load() -> str | None:
     except OSError as error:
         cause = f" ({error.__cause__})" if error.__cause__ else ""
         return (
-            f"its library cannot be loaded: {error}{cause}; remove {path}, to have it compiled again, or set "
-            "LIGHTCONV_CACHE to a folder on a disk that allows programs"
+            f"its library cannot be loaded: {error}{cause}; remove {path} to have it compiled again, or set "
+            "LIGHTCONV_CACHE to a folder on a file system from which programs may be run"
         )
     fakes.register()
     flops.register()
@@ -154,7 +155,9 @@ def compiler() -> str:
 
 
 def library_path() -> Path:
-    """Return the compiled library: the package's (see ``lightconv_plugin.wheel``), or the cache's, compiled if needed.
+    """Return the path of the compiled library.
+
+    It is in the package (see ``lightconv_plugin.wheel``), or in the cache, where it is compiled if needed.
 
     Raises:
         BuildError: there is no compiler, the compiler failed, or the cache cannot be written.
@@ -168,7 +171,7 @@ def library_path() -> Path:
     cxx = compiler()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with open(cache / "build.lock", "ab") as lock:  # a process that waited here uses the other's library
+        with open(cache / "build.lock", "ab") as lock:  # a process that waits here uses what the other built
             with contextlib.suppress(OSError):  # a file system without locks: at worst both processes compile
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
@@ -177,7 +180,7 @@ def library_path() -> Path:
                     file.write(library)
     except OSError as error:
         raise BuildError(
-            f"the library cannot be written to {cache} ({error}); set LIGHTCONV_CACHE to a folder that can"
+            f"the library cannot be written to {cache} ({error}); set LIGHTCONV_CACHE to a folder that can be written"
         ) from error
     return path
 
@@ -236,7 +239,8 @@ def _compile(cxx: str, cache: Path) -> bytes:
             _run([cxx, *COMMON_FLAGS, *flags, *include, "-c", str(source), "-o", target])
             return target
 
-        with ThreadPoolExecutor(cores) as pool:  # the three largest compilations take up to half a gigabyte each
+        # each of the three largest compilations takes up to half a gigabyte of memory
+        with ThreadPoolExecutor(cores) as pool:
             objects = list(pool.map(compile_source, itertools.count(), *zip(*sources, strict=True)))
         linked = Path(folder) / "native.so"  # needs no rpath: the process has loaded its torch's libtorch_cpu already
         _run([cxx, "-shared", *objects, "-o", str(linked), f"-L{torch_root / 'lib'}", "-ltorch_cpu", "-ldl"])
@@ -247,20 +251,21 @@ def _run(command: Sequence[str]) -> None:
     """Run a compiler.
 
     Raises:
-        BuildError: it failed; the message has the compiler's first error.
+        BuildError: the compiler failed; the message has its first error.
     """
     result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace", check=False)
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line.lower()] or result.stderr.splitlines()
         message = lines[0] if lines else f"exit {result.returncode}"
-        raise BuildError(f"{Path(command[0]).name} failed ({message}); GNU g++ 11 or later is expected: set CXX to one")
+        raise BuildError(f"{Path(command[0]).name} failed ({message}); set CXX to GNU g++ 11 or later")
 
 
 @functools.cache
 def cuda_unusable() -> str | None:
     """Return the reason why CUDA kernels cannot be compiled, or None.
 
-    If they can, pass the library the paths of its sources, NVRTC and the cache. The library must be loaded.
+    If they can be compiled, pass the library the paths of its sources, of NVRTC and of the cache. The library must be
+    loaded.
     """
     if torch.version.cuda is None:
         return "it runs on NVIDIA GPUs; this torch is built without CUDA"
@@ -269,12 +274,13 @@ def cuda_unusable() -> str | None:
         if not cache.is_dir():
             cache.mkdir(parents=True, exist_ok=True)
             _print_notice(
-                f"CUDA kernels are compiled into {cache} when they are first launched, in half a second each, once: "
-                "a first training takes up to a minute longer"
+                f"CUDA kernels are compiled into {cache} when they are first launched, once, in half a second each; "
+                "the first training takes up to a minute longer"
             )
     except OSError as error:
         return (
-            f"the cache of CUDA kernels cannot be made ({error}); set LIGHTCONV_CACHE to a folder that can be written"
+            f"the cache of CUDA kernels cannot be created ({error}); "
+            "set LIGHTCONV_CACHE to a folder that can be written"
         )
     # torch's stub: it loads NVRTC from wherever that is installed, and has pointers to NVRTC's functions
     nvrtc = Path(torch.__file__).parent / "lib" / "libcaffe2_nvrtc.so"

@@ -5,20 +5,20 @@ R = C / H neighbours, which share the kernel of their head (section 3). For a po
 
     out[i, b, c] = sum over j = 0..K-1 of  w[.., h, j] * x[i + j - padding_l, b, c]
 
-where w is normalised over its K weights, by a softmax unless another way is chosen, and x is zero outside 0..T-1; an
-initial state replaces the zeros before position 0. ``padding_l = K - 1`` is the causal convolution of a decoder,
-``K // 2`` the "same" convolution of an encoder. In LightConv one table w (H, K) serves all positions. In DynamicConv
-each position has its own kernels, w: (T, B, H, K). Their logits are a linear map of x[i] without bias (section 4); it
-is in ``modules.DynamicConv``.
+where w is normalised over its K weights, by a softmax unless another normalisation is chosen, and x is zero outside
+0..T-1; an initial state replaces the zeros before position 0. ``padding_l = K - 1`` is the causal convolution of a
+decoder, ``K // 2`` the "same" convolution of an encoder. In LightConv one table w (H, K) serves all positions. In
+DynamicConv each position has its own kernels, w: (T, B, H, K). A linear layer without bias computes their logits from
+x[i] (section 4); it is in ``modules.DynamicConv``.
 
 Three decisions that the paper leaves open:
 
 * The kernel is normalised over all its K weights, also where some of them fall on the padding. A step of decoding with
   t < K inputs so far therefore normalises all K logits and then uses the last t weights.
 * DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, also of
-  LightConv's shared kernel. This follows the code behind the published results. In the paper's text the same
-  mask applies to a head's kernel at all positions and in all sentences of LightConv.
-  ``modules.LightweightConv`` does that with dropconnect_per="kernel".
+  LightConv's shared kernel. This follows the code behind the published results. In the paper's text, LightConv applies
+  one mask to a head's kernel at all positions and in all sentences; ``modules.LightweightConv`` does so with
+  dropconnect_per="kernel".
 * When x is float16 or bfloat16, weights are normalised and products summed in float32, and the sum is rounded to x's
   type.
 
@@ -46,7 +46,7 @@ def light_conv(
     Args:
         x: (T, B, C), any floating type, any strides.
         weight: (H, K) logits; H divides C.
-        padding_l: zeros before the first position, 0..K-1; K-1-padding_l follow the last.
+        padding_l: number of zeros before the first position, 0..K-1; K-1-padding_l zeros follow the last position.
         normalization: the normalisation of kernels over K, a name in ``NORMALIZATIONS``.
         dropconnect: probability with which a normalised weight is dropped; 0 outside training.
         initial_state: (padding_l, B, C), the inputs before the first position, in place of zeros.
@@ -73,7 +73,7 @@ def dynamic_conv(
 
     Args:
         x: (T, B, C), any floating type, any strides.
-        weight: (T, B, H, K) logits, one kernel a position and head; H divides C.
+        weight: (T, B, H, K) logits, one kernel per position and head; H divides C.
         padding_l, normalization, dropconnect, initial_state: as for ``light_conv``.
 
     Returns:
@@ -92,7 +92,7 @@ def epilogue(out: Tensor, bias: Tensor | None, activation: str | None, residual:
         out: (..., C), the result of a convolution.
         bias: (C,).
         activation: None, or "silu" or "swish", two names of z * sigmoid(z).
-        residual: as out.
+        residual: of out's shape.
 
     Returns:
         A tensor of out's type.
@@ -105,7 +105,7 @@ def epilogue(out: Tensor, bias: Tensor | None, activation: str | None, residual:
 
 
 def final_state(x: Tensor, width: int, initial_state: Tensor | None = None) -> Tensor:
-    """Return the last K - 1 inputs (K - 1, B, C). If T < K - 1, the first are of ``initial_state``, or zeros."""
+    """Return the last K - 1 inputs (K - 1, B, C). If T < K - 1, the first are from ``initial_state``, or zeros."""
     if initial_state is None:
         initial_state = x.new_zeros(width - 1, *x.shape[1:])
     return torch.cat([initial_state, x])[x.shape[0] :]  # len() would fix the length of a recorded program
@@ -144,7 +144,7 @@ def glu_mask(x: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def _sum_of_taps(x: Tensor, kernel: Tensor, padding_l: int, initial_state: Tensor | None) -> Tensor:
-    """Compute the equation for x (T, B, C) and normalised kernels (..., H, K), which broadcast to (T, B, H, K).
+    """Compute the equation above for x (T, B, C) and normalised kernels (..., H, K), which broadcast to (T, B, H, K).
 
     The sum runs tap by tap. An infinite or NaN input affects only the positions whose kernel covers it.
     """

@@ -1,8 +1,8 @@
-"""Convert layouts, states and packed sentences to sequences (T, B, C), which every backend takes, differentiably.
+"""Convert layouts, states and packed sentences to sequences (T, B, C), which every backend supports.
 
-Native code on a CPU takes packed sentences and states as they are; the reference implementation takes states. In all
-other cases the inputs before a sentence (its state, or zeros) are put in front of it, with kernels of ones, and the
-outputs at those positions are dropped:
+The conversions are differentiable. Native code on a CPU takes packed sentences and states as they are; the reference
+implementation takes states. In all other cases the inputs before a sentence (its state, or zeros) are put in front of
+it, with kernels of ones, and the outputs at those positions are dropped:
 
     packed x      a a a b b          two sentences, a and b
     with gaps     . . a a a . . b b  each "." is a zero, or an input of the sentence's state
@@ -33,10 +33,11 @@ def convolve(
     """Run ``conv`` on sentences in any of the layouts of ``api.light_conv``.
 
     Args:
-        conv: one of the two convolutions of a backend, with all its options but the offsets and the state.
+        conv: one of the two convolutions of a backend, with all its options except the offsets and the state.
         x, weight, padding_l: as for ``api.light_conv``.
-        batch_first, offsets, state, return_state: likewise; ``offsets`` are its ``cu_seqlens``.
-        native: ``conv`` is native code.
+        batch_first, return_state: as for ``api.light_conv``.
+        offsets, state: its arguments ``cu_seqlens`` and ``initial_state``.
+        native: True if ``conv`` is native code.
 
     Returns:
         The result in the layout of x, and the final state, or None without ``return_state``.
@@ -67,7 +68,7 @@ def convolve(
 
 
 def _transposed(x: Any) -> Any:
-    """Exchange the first two dimensions, batch and time. LightConv's kernels, which have neither, and None stay."""
+    """Exchange batch and time, the first two dimensions. Return None, and kernels of LightConv, without a change."""
     return x if x is None or x.ndim == 2 else x.transpose(0, 1)
 
 
@@ -91,7 +92,7 @@ def convolve_packed(
 ) -> Tensor:
     """Convolve packed sentences (total, 1, C) as one sequence with gaps; see the module's picture.
 
-    Gaps are as long as a kernel reaches to one side. The offsets stay on their device, so the host does not wait for a
+    A gap is as long as the longer side of a kernel. The offsets stay on their device, so the host does not wait for a
     GPU. No size is compared with another, so a recorded program takes any number of sentences.
     """
     gap = max(padding_l, weight.shape[-1] - 1 - padding_l)

@@ -1,11 +1,11 @@
-"""One step of decoding: both operators, with the earlier inputs in a state that beam search can reorder.
+"""One step of decoding with either operator. A state, which beam search can reorder, holds the earlier inputs.
 
 The state is a dictionary of tensors, as in fairseq's incremental state. Its form depends on the backend chosen at the
 first step, which then runs all later steps:
 
 * The reference implementation has a window, which each step copies. Gradients flow through it.
     inputs: (t, B, C), the last t < K inputs, oldest first.
-* Native code has a ring buffer, in which a step writes in place. Reordering hypotheses changes a table only.
+* Native code has a ring buffer, into which a step writes in place. Reordering hypotheses only changes a table.
     ring: (K, M, C), M >= N; the input at position p is in slot p % K. With K slots no step reads the slot it writes.
     ancestors: (K, N) int32, for each slot the row of the ring that holds hypothesis n's input.
     position: (1,) int64 on the tensors' device, the number of inputs so far.
@@ -44,8 +44,9 @@ def conv_step(
         to take other steps from it.
 
     Raises:
-        ValueError: shapes that do not fit; a state of another kernel, or of inputs of another size or type than x; a
-            state of the native backend, which does not support this step; an unknown normalisation or backend.
+        ValueError: shapes that do not fit; a state of a kernel of another width, or of inputs of another size or type
+            than x; a state of the native backend, if that does not support this step; an unknown normalisation; a
+            backend that is unknown or does not support this step.
     """
     dynamic = isinstance(weight, Tensor) and weight.ndim == 4
     check_operands("conv_step", x, weight, dynamic)
@@ -74,7 +75,8 @@ def _check_state(state: State, x: Tensor, weight: Tensor) -> None:
     """Check that a state fits the arguments of ``conv_step``.
 
     Raises:
-        ValueError: the state is of another kernel or other inputs, or its backend does not support the step.
+        ValueError: the width of the kernel, or the size or type of the inputs, does not fit the state, or the state's
+            backend does not support the step.
     """
     native, width = "ring" in state, weight.shape[-1]
     inputs = state["ring" if native else "inputs"]
@@ -84,24 +86,24 @@ def _check_state(state: State, x: Tensor, weight: Tensor) -> None:
         raise ValueError(
             f"conv_step: the state is of {hypotheses} hypotheses, {length} inputs each, of {inputs.shape[2]} "
             f"channels, {inputs.dtype}; got x {tuple(x.shape)}, {x.dtype}, and weight {tuple(weight.shape)}. "
-            "Re-order the state when hypotheses come or go"
+            "Re-order the state when the number of hypotheses changes"
         )
     if native and (reason := unsupported_reason("conv_step", x, weight)):
         raise ValueError(
-            f"conv_step: the native backend began this state and cannot take this step: {reason}. Take all steps of a "
-            "state alike, or begin it with backend='reference'"
+            f"conv_step: the native backend began this state and cannot take this step: {reason}. Take all steps "
+            "of a state under the same conditions, or start it with backend='reference'"
         )
 
 
 def reorder_state(state: State, new_order: Tensor) -> State:
-    """Reorder the beams: hypothesis b gets the history of new_order[b]. Their number may change.
+    """Reorder the beams: hypothesis b gets the history of new_order[b]. The number of hypotheses may change.
 
     The state that was passed must not be used again, since the new one may share its memory. Copy it first
     (``copy.deepcopy``) to reorder it in two ways.
 
     Args:
-        state: of ``conv_step`` or ``push``.
-        new_order: (B',) int32 or int64, indices of the present hypotheses.
+        state: a state that ``conv_step`` or ``push`` returned.
+        new_order: (B',) int32 or int64, indices of the hypotheses in ``state``.
     """
     if "ring" not in state:
         return {name: value.index_select(1, new_order) for name, value in state.items()}
@@ -123,13 +125,13 @@ def push(x: Tensor, state: State | None, size: int | None) -> tuple[Tensor, Stat
     Args:
         x: (1, B, C), the newest input.
         state: the state that the previous step returned; None or empty before the first step.
-        size: the largest number of inputs in a window; None for all.
+        size: the largest number of inputs in a window; None for no limit.
 
     Returns:
         The window, (t, B, C) of the last t <= size inputs, and the state for the next step.
 
     Raises:
-        ValueError: the state is of other hypotheses or channels than x.
+        ValueError: the state and x differ in the number of hypotheses or channels.
     """
     if state:
         check_held(state["inputs"], x)
@@ -148,8 +150,8 @@ def check_held(tensor: Tensor, x: Tensor) -> None:
     """
     if tensor.shape[1:] != x.shape[1:]:
         raise ValueError(
-            f"the state is of {tensor.shape[1]} hypotheses with {tensor.shape[2]} numbers each; "
-            f"got x {tuple(x.shape)}. Re-order the state when hypotheses come or go"
+            f"the state is of {tensor.shape[1]} hypotheses with {tensor.shape[2]} channels each; "
+            f"got x {tuple(x.shape)}. Re-order the state when the number of hypotheses changes"
         )
 
 

@@ -1,12 +1,13 @@
-"""Private names of torch: every one that this project uses stands here, behind one function each.
+"""Private names of torch: the project uses them only in this file, through its functions.
 
-A private name is one that begins with an underscore, or that stands in a module whose name does. torch offers nothing
-public for what these functions do. Where a version of torch lacks a name, its function takes a fallback that gives the
-same results more slowly, and a warning at import says so once. ``NAMES`` has the consequence for each name.
+A private name begins with an underscore, or is defined in a module whose name does. torch has no public names for what
+these functions do. If a version of torch lacks a name, the function has a fallback, which gives the same results more
+slowly, and a warning is logged at import. ``NAMES`` has the consequence for each name.
 
-``compat`` is the same place for fairseq. It cannot hold these, since operators and modules work without fairseq.
+fairseq's private names are in ``compat``. torch's are not there, since operators and modules work without fairseq.
 
-tests/ops/test_torch_private.py removes each name in turn, and walks the tree for private names elsewhere.
+tests/ops/test_torch_private.py removes each name in turn. tests/compat/test_table.py searches the other files for
+private names.
 """
 
 import functools
@@ -29,7 +30,7 @@ _WALKED = "modules are walked by torch's public methods, which are slower"
 NAMES = {
     "_C._are_functorch_transforms_active": _REFERENCE,
     "autograd.forward_ad._current_level": _REFERENCE,
-    "_C._is_tracing": "torch.jit.is_tracing, which is slower, is called in its place",
+    "_C._is_tracing": "torch.jit.is_tracing, which is slower, is called instead",
     "_C._get_dispatch_mode": "make_fx is asked for its mode by a slower call",
     "_C._TorchDispatchModeKey.PROXY": "make_fx is asked for its mode by a slower call",
     "_addmm_activation": "a linear layer and its ReLU are two kernels on a GPU",
@@ -46,7 +47,7 @@ NAMES = {
     "nn.Module()._parameters": _WALKED,
     "nn.Module()._buffers": _WALKED,
 }
-"""The consequence where a version of torch lacks a name (without ``torch.``; ``nn.Module()`` is an instance)."""
+"""The consequence if a version of torch lacks a name (without ``torch.``; ``nn.Module()`` is an instance)."""
 
 
 def missing_names() -> list[str]:
@@ -65,11 +66,11 @@ def _has(name: str) -> bool:
     return True
 
 
-# ---- what a program is doing
+# ---- transforms, tracing and compiling
 
 
 def constant(function: Decision) -> Decision:
-    """Have torch.compile call a function while it compiles, and keep the result.
+    """Make torch.compile call a function while it compiles, and treat the result as a constant.
 
     This is ``torch.compiler.assume_constant_result`` without its import of the compiler, which takes seconds. There is
     no fallback: without the mark, torch.compile traces into the function (tests/ops/test_compile.py).
@@ -82,7 +83,7 @@ def _yes() -> bool:
     return True
 
 
-# looked up once: every call of an operator asks these questions, and a lookup takes as long as an answer
+# looked up once: every call of an operator calls these functions, and a lookup takes as long as a call
 _are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", _yes)
 _is_tracing = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)
 _get_dispatch_mode = getattr(torch._C, "_get_dispatch_mode", None)
@@ -96,7 +97,7 @@ def is_in_transform() -> bool:
 
 
 def is_in_forward_mode() -> bool:
-    """Return True where forward-mode derivatives are computed."""
+    """Return True while forward-mode derivatives are computed."""
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)
 
 
@@ -114,7 +115,7 @@ def is_in_make_fx() -> bool:
     return _get_dispatch_mode(_PROXY) is not None
 
 
-# ---- what a module registers
+# ---- submodules, parameters, buffers and hooks of a module
 
 
 MODULE_ATTRIBUTES = ("_parameters", "_modules", "_buffers")
@@ -185,7 +186,7 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def add_to_all(tensors: Sequence[Tensor], summands: Sequence[Tensor]) -> None:
-    """Add to each tensor, in place."""
+    """Add each summand to the tensor with the same index, in place."""
     if add := getattr(torch, "_foreach_add_", None):
         add(tensors, summands)
         return
@@ -194,7 +195,7 @@ def add_to_all(tensors: Sequence[Tensor], summands: Sequence[Tensor]) -> None:
 
 
 def copy_to_all(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy into each tensor, also from another type."""
+    """Copy each source into the tensor with the same index. Their types may differ."""
     if copy := getattr(torch, "_foreach_copy_", None):
         copy(tensors, sources)
         return
@@ -203,13 +204,13 @@ def copy_to_all(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def occupy_gpu(cycles: int) -> None:
-    """Have the current stream do nothing for so many cycles, while the host launches kernels behind it."""
+    """Block the current stream for a number of clock cycles, while the host launches kernels that wait behind it."""
     getattr(torch.cuda, "_sleep", lambda _: None)(cycles)
 
 
 @functools.cache
 def warn_of_missing_names() -> None:
-    """Say once which private names this version of torch lacks, and what follows."""
+    """Log a warning, once per process, for each private name that this version of torch lacks."""
     for name in missing_names():
         logger.warning("lightconv_plugin: torch %s has no torch.%s: %s", torch.__version__, name, NAMES[name])
 

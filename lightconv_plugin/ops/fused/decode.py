@@ -17,10 +17,11 @@ NEVER = -1  # sentinel in ``Beams.steps``: this beam slot holds no finished hypo
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, padding: Tensor | None, sentence: Tensor, heads: int) -> Tensor:
-    """Multi-head attention (Vaswani et al., 2017) of one query a row to all positions of the row's sentence.
+    """Multi-head attention (Vaswani et al., 2017) of one query per row to all positions of the row's sentence.
 
     Args:
-        query: (1, N, C), not scaled; a head's product with a key is divided by the root of C / heads.
+        query: (1, N, C), not scaled: the product of a head's query and key is divided here by the square root of
+            C / heads.
         keys, values: (sentences, S, C).
         padding: (sentences, S), true at padding, which is not attended to; None if there is no padding.
         sentence: (N,) int64, the sentence that each row attends to.
@@ -40,7 +41,8 @@ def attend_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """Reference implementation of ``attend``, which also returns the weights (N, heads, S).
 
-    The softmax is in float32 for 16-bit types. For the output alone, weights are dropped with probability p.
+    The softmax is in float32 for 16-bit types. Weights are dropped with probability p for the output, but not in the
+    weights that are returned.
     """
     _, rows, channels = query.shape
     split = (rows, keys.shape[1], heads, channels // heads)
@@ -59,15 +61,16 @@ class BlockWeights(NamedTuple):
     Weights of linear layers are (out, in), or packed by ``pack_weight``.
 
     Attributes:
-        in_weight, in_bias: of the layer into the convolution.
-        kernel: its logits (H, K), or, dynamic, the weight (H * K, C') of the layer that predicts them.
-        out_weight, out_bias: of the layer out of the convolution.
-        mixer_norm_weight, mixer_norm_bias: of the layer norm of its residual connection, (C,).
-        query_weight, query_bias: of the layer that gives the queries to the source.
-        attended_weight, attended_bias: of the layer out of the attention to the source.
-        attention_norm_weight, attention_norm_bias: of the layer norm of its residual connection, (C,).
-        first_weight, first_bias, second_weight, second_bias: of the two layers of the feed-forward network.
-        ffn_norm_weight, ffn_norm_bias: of the layer norm of its residual connection, (C,).
+        in_weight, in_bias: of the linear layer before the convolution.
+        kernel: the convolution's logits (H, K), or, if it is dynamic, the weight (H * K, C') of the linear layer that
+            predicts them.
+        out_weight, out_bias: of the linear layer after the convolution.
+        mixer_norm_weight, mixer_norm_bias: of the layer norm of the convolution's residual connection, (C,).
+        query_weight, query_bias: of the linear layer that computes the queries of the attention to the source.
+        attended_weight, attended_bias: of the linear layer after the attention to the source.
+        attention_norm_weight, attention_norm_bias: of the layer norm of the attention's residual connection, (C,).
+        first_weight, first_bias, second_weight, second_bias: of the two linear layers of the feed-forward network.
+        ffn_norm_weight, ffn_norm_bias: of the layer norm of the feed-forward network's residual connection, (C,).
     """
 
     in_weight: Tensor
@@ -106,18 +109,19 @@ def decoder_block(
 ) -> Tensor:
     """Compute one position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward.
 
-    ``models.layers.DecoderBlock`` is the reference implementation. Call this only if the library ``takes`` the block.
+    ``models.layers.DecoderBlock`` is the reference implementation. Call this function only if ``ops.takes`` returns
+    True for "decoder_block".
 
     Args:
         x: (1, N, C).
         weights: of the block.
         inputs: the convolution's state, as returned by ``conv_step`` of the native backend; changed in place.
         source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
-        conv_heads: H, of the convolution.
-        heads: of the attention.
-        gated: the layer into the convolution gives 2C' channels, for a GLU.
-        dynamic: kernels are predicted from what is convolved.
-        norm_first: layer norm before each part; otherwise after each sum.
+        conv_heads: number of heads of the convolution, H.
+        heads: number of heads of the attention.
+        gated: the linear layer before the convolution has 2C' outputs, for a GLU.
+        dynamic: the kernels are predicted from the convolution's input.
+        norm_first: apply layer norm before each of the three parts; otherwise after each residual sum.
         eps: of the layer norms.
 
     Returns:
@@ -189,8 +193,8 @@ class Beams(NamedTuple):
         newest, scores, order: (rows,) int64, float32 and int64: the last token, the log-probability so far, and the row
             that the last step continued.
         words, parents, sums: (longest, rows), the values of ``newest``, ``order`` and ``scores`` after each step.
-        steps, rows: (sentences, beam) int64, for finished hypotheses, the best first: the step in which it ended, or
-            ``NEVER``, and the row from which it ended.
+        steps, rows: (sentences, beam) int64, for finished hypotheses, the best first: the step in which each ended, or
+            ``NEVER``, and the row that it continued.
         totals, ranks: (sentences, beam) float32 and float64, for finished hypotheses: the log-probability, and the
             log-probability over the penalty. A rank is -inf in an empty slot, and 0 without a stepwise penalty.
         open: (sentences,) bool, false where the search is over.
@@ -234,18 +238,19 @@ def search_step(
     if (values.is_cpu or beam <= MOST_BEAMS) and takes("search_step", values):
         torch.ops.lightconv.search_step(values, words, parents, *beams, eos, stepwise)
         return
-    step, places = beams.limits[:1], torch.arange(2 * beam, device=values.device)  # places of candidates, the best is 0
+    step = beams.limits[:1]
+    positions = torch.arange(2 * beam, device=values.device)  # of the candidates of a sentence; the best is at 0
     parents = parents + torch.arange(0, len(beams.newest), beam, device=values.device).unsqueeze(1)
     ranks = torch.zeros_like(values[:, :beam], dtype=torch.float64)
     admitted: Tensor | None = None  # number of candidates per sentence that rank among the best ``beam`` hypotheses
     if stepwise:
         ranks = values[:, :beam].double() / beams.penalties.index_select(0, step)
         better = (beams.ranks.unsqueeze(1) >= ranks.unsqueeze(2)).sum(dim=2)
-        has_place = (better < beam - places[:beam]) & values[:, :beam].ne(-math.inf)
-        admitted = has_place.long().cumprod(dim=1).sum(dim=1, keepdim=True)
-        values = values.masked_fill(places >= admitted, -math.inf)
+        is_admitted = (better < beam - positions[:beam]) & values[:, :beam].ne(-math.inf)
+        admitted = is_admitted.long().cumprod(dim=1).sum(dim=1, keepdim=True)
+        values = values.masked_fill(positions >= admitted, -math.inf)
     ending = words.eq(eos) & values.ne(-math.inf)
-    chosen = (places + ending * len(places)).topk(beam, dim=1, largest=False).values
+    chosen = (positions + ending * len(positions)).topk(beam, dim=1, largest=False).values
     order = parents.gather(1, chosen).flatten()
 
     ended = ending[:, :beam] & beams.open.unsqueeze(1)

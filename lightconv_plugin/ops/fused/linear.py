@@ -1,4 +1,4 @@
-"""Linear layers, and the precision of their matrix products on a processor.
+"""Linear layers, and the precision of their matrix products on a CPU.
 
 $LIGHTCONV_MATMUL or ``set_precision`` chooses one of three precisions:
 
@@ -6,7 +6,7 @@ $LIGHTCONV_MATMUL or ``set_precision`` chooses one of three precisions:
 * bf16: the operands of every product are rounded to bfloat16, and the library computes it with AMX or AVX512-BF16. Sums
   stay in float32, as do parameters, gradients and activations. PyTorch's switch,
   ``torch.set_float32_matmul_precision("medium")``, has the same effect here. It also changes PyTorch's own products,
-  which oneDNN computes, with some preparation for every new shape.
+  which oneDNN computes after some preparation for every new shape.
 * int8: weights are rounded to 8-bit integers with one scale per output. Activations are rounded to 8 bits (7 on
   processors without VNNI) with a scale and a zero point per row, so a sentence's result does not depend on the rest of
   its batch. Sums are exact, in 32-bit integers. Only weights that a search has packed (``pack_weight``) use it; all
@@ -33,7 +33,7 @@ VARIABLE = "LIGHTCONV_MATMUL"
 PRECISIONS = ("fp32", "bf16", "int8")
 BF16_UNITS = ("none", "AVX512-BF16", "AMX")
 INT8_UNITS = ("none", "AVX2", "AVX-512", "AVX-VNNI", "AVX512-VNNI", "AMX")
-SEVEN_BITS = ("AVX2", "AVX-512")  # units that take activations of 7 bits in int8
+SEVEN_BITS = ("AVX2", "AVX-512")  # units for which int8 rounds activations to 7 bits instead of 8
 
 
 def linear(
@@ -44,8 +44,9 @@ def linear(
     For few rows, as in a step of decoding, the library's product takes as long as reading the weights once.
 
     Args:
-        packed: ``pack_weight(weight)`` of the present weight, to be read instead of it; or None.
-        relu: also set negative results to 0. This is part of the product if the weight is packed, and on a GPU if no
+        packed: the result of ``pack_weight`` for the present values of weight, which is then read instead of weight; or
+            None.
+        relu: also set negative results to 0. The product's kernel does this if the weight is packed, and on a GPU if no
             gradients are recorded.
     """
     if packed is not None and takes("packed_linear", x, weight, bias):
@@ -90,7 +91,7 @@ class _Bf16Linear(Function):
 def pack_weight(weight: Tensor) -> Tensor | None:
     """Return weight (out, in) in the memory order and the precision of the library's products.
 
-    Return None for a weight that is not float32 on a processor.
+    Return None if the library does not support it; it supports float32 on a CPU.
     """
     weight = weight.detach()
     if not takes("pack_weight", weight, weight):
@@ -112,7 +113,7 @@ def int8_units() -> str:
 
 
 def lacking(precision: str) -> str | None:
-    """Return the reason why this machine has no products in a precision, or None."""
+    """Return the reason why this machine cannot compute products in a precision, or None."""
     if precision == "fp32":
         return None
     if reason := library.load():
@@ -135,7 +136,7 @@ def slower() -> str | None:
 
 
 def set_precision(chosen: str) -> None:
-    """Compute the products of linear layers on processors in one of ``PRECISIONS``.
+    """Choose the precision of linear layers' products on a CPU, one of ``PRECISIONS``.
 
     If the processor has no units for bfloat16, a warning is logged, and fp32, which is more precise, is used. int8,
     which saves memory and time, is not replaced.
@@ -149,7 +150,7 @@ def set_precision(chosen: str) -> None:
         if chosen == "int8":
             raise ValueError(f"the precision of products cannot be int8, since {reason}; take fp32")
         logger.warning(
-            "lightconv_plugin: products are to be in bfloat16, and are computed in float32, since %s", reason
+            "lightconv_plugin: bfloat16 was chosen for products, but they are computed in float32, since %s", reason
         )
         chosen = "fp32"
     backend.products = chosen

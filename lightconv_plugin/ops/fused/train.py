@@ -90,7 +90,7 @@ class _Dropout(Function):
 
 
 def residual_norm(x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, p: float, eps: float) -> Tensor:
-    """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y of a shape (..., C)."""
+    """Layer norm (Ba et al., 2016) of x + dropout(y, p), over the last dimension; x and y have one shape, (..., C)."""
     is_supported = p < 1.0 and x.shape == y.shape
     if is_supported and weight is not None and bias is not None and takes("residual_norm", x, y, weight, bias):
         seed = torch.randint(2**62, (1,), device=x.device) if p > 0 else None
@@ -108,7 +108,7 @@ def native_residual_norm(
 
 
 class _ResidualNorm(Function):
-    """Saves the seed and z = x + dropout(y), the input of the norm. It also returns z, for higher derivatives."""
+    """Layer norm of z = x + dropout(y). It saves z and the seed, and also returns z, for higher derivatives."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ def attention(
         q: (B, H, T, R).
         k, v: (B, H, S, R).
         seen: broadcast to (B, H, T, S), bool, true where a query attends to a key; None for all keys. Or numbers of
-            q's type, which are added to the logits; then every query must attend to some key.
+            q's type to add to the logits; then every query must attend to at least one key.
         p: probability of dropout for the weights.
         need_weights: also return the weights.
 
@@ -157,9 +157,9 @@ def attention(
         (B, H, T, R), and the weights (B, H, T, S) before dropout, in float32 or float64, or None. Both are zero for a
         query that attends to nothing.
     """
-    # PyTorch's kernels have no forward-mode derivatives
+    # not inside a transform, since PyTorch's kernels have no forward-mode derivatives
     if not need_weights and not transformed() and (p == 0.0 or not takes("dropout", q)):
-        # not cuDNN's kernels, which are compiled for each shape: a training has dozens, its validation hundreds
+        # not cuDNN's kernels, which are compiled for each shape: training has dozens of shapes, validation hundreds
         with sdpa_kernel(READY_KERNELS) if q.is_cuda else nullcontext():
             if seen is None or seen.dtype != torch.bool:
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p), None
@@ -167,7 +167,7 @@ def attention(
             # PyTorch's kernels differ in their results for a query that attends to nothing
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, dropout_p=p)
             return out.masked_fill(blind, 0), None
-    # with dropout on a CPU, PyTorch computes it in the same way
+    # PyTorch computes attention in the same way if it has dropout and runs on a CPU
     logits = _wide(q @ k.transpose(2, 3)) / math.sqrt(q.shape[3])
     weights = masked_softmax(logits, seen)
     return dropout(weights, p).to(v.dtype) @ v, weights if need_weights else None
@@ -200,7 +200,7 @@ def smoothed_nll(logits: Tensor, target: Tensor, smoothing: float, ignore: int) 
         ignore: rows with this target do not count.
 
     Returns:
-        The loss, and the sum of -log p(target), which has no gradient; both () in float32 or float64.
+        The loss, and the sum of -log p(target), which has no gradient; both of shape (), in float32 or float64.
 
     Raises:
         RuntimeError: a target outside 0..V-1, on a CPU. On a GPU it gives NaN.
@@ -221,7 +221,7 @@ def _smoothed_nll(logits: Tensor, target: Tensor, shares: tuple[float, float], i
 
 
 class _SmoothedNll(Function):
-    """The library's loss. Forward and backward move 3 * N * V * s bytes of a GPU's memory, for s bytes a logit."""
+    """The library's loss. Forward and backward move 3 * N * V * s bytes of a GPU's memory, for s bytes per logit."""
 
     @staticmethod
     def forward(

@@ -61,13 +61,14 @@ def decide(
     Args:
         norm: norm of the sum of the scaled gradients, in float32.
         sample_size: number by which that sum is divided; 0 counts as 1.
-        orders: the number of skipped updates that the host knew of, then the learning rates in case 0, 1, ... further
-            updates have been skipped since.
+        orders: the number of skipped updates that the host knew of, then learning rates: element 1 + i is the rate if i
+            further updates have been skipped since.
         settings: the settings of the training.
         vector: ``settings.vector()`` on the device.
         control: (7,), see ``CONTROL``: state that persists between updates. ``skipped`` counts all skipped updates.
         outcome: (6,), see ``OUTCOME``. ``applied`` is 0 if the norm is not finite, otherwise 1. ``norm`` is the norm of
-            the mean gradient. ``floor`` is 1 if the scale would have become too low. ``adam`` reads the others.
+            the mean gradient. ``floor`` is 1 if the scale would have become too low. ``adam`` reads the other
+            elements.
     """
     if norm.is_cuda:
         torch.ops.lightconv.update_decide(norm, sample_size, orders, vector, control, outcome)
@@ -132,7 +133,7 @@ def adam(
         param, exp_avg, exp_avg_sq: (N,), float32; N is a multiple of 8.
         grad: (N,), in the model's type; set to zero.
         weight: (N,), the model's copy of the parameters in its type; None if the model uses ``param`` itself.
-        outcome: the vector that ``decide`` has filled.
+        outcome: the vector that ``decide`` filled.
         settings: the settings of the training.
     """
     beta1, beta2 = settings.betas
