@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from data_prep.common.process import environment
 
-# a user's own settings, which change what programs say and do: tests set what they depend on
+# prefixes of the variables with a user's settings: programs behave differently with them, so tests start without them
 OWN = (
     *("ATEN_", "COLUMNS", "DNNL_", "FAIRSEQ_", "GIT_", "HF_", "LANG", "LC_", "LIGHTCONV_BACKEND", "LIGHTCONV_MATMUL"),
     *("MASTER_", "MPL", "ONEDNN_", "PIP_", "PYTHONIOENCODING", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "RANK", "SLURM_"),
@@ -25,77 +25,77 @@ OWN = (
 for _name in [name for name in os.environ if name.startswith(OWN)]:
     del os.environ[_name]
 os.environ |= {"LC_ALL": "C.UTF-8", "MPLBACKEND": "Agg", "PIP_CONFIG_FILE": os.devnull}
-os.environ |= {"OMP_NUM_THREADS": "1"}  # there are as many processes, and threads of OpenMP are not in a fork
+os.environ |= {"OMP_NUM_THREADS": "1"}  # tests run in several processes, and a fork does not have OpenMP's threads
 os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "commit.gpgsign", "GIT_CONFIG_VALUE_0": "false"}
 
-os.environ.update(environment())  # commands of this project are modules, and tests start them from any folder
+os.environ.update(environment())  # tests start modules of this project as commands, from any folder
 
-# what a processor with narrower vectors leaves to torch and our kernels, to MKL and to oneDNN
+# variables that limit torch and our kernels, MKL and oneDNN to the vectors of an older processor
 CAPABILITIES = {
     "default": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 
-os.fsync = lambda fd: None  # that files outlive the machine's own end: no test waits for it, and disks are slow at it
+os.fsync = lambda fd: None  # fsync saves files from a failure of power, which no test has, and takes long
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # under nohup: the programs that tests interrupt would inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell: the programs that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("untimed", deadline=None)  # nothing is timed: machines are busy
+settings.register_profile("untimed", deadline=None)  # no time limits: the machine may be busy
 settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the temporary files of this run, of killed programs above all, a folder that goes with it."""
+    """Put all temporary files of this run into a folder that is removed at its end: killed programs leave theirs."""
     os.environ.update(CAPABILITIES.get(config.getoption("--cpu-capability"), {}))  # before anything imports torch
     if hasattr(config, "workerinput"):
-        return  # a worker inherits it
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay, for a look
+        return  # a worker inherits the variables
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps its own folders, for inspection
     folder = tempfile.TemporaryDirectory(prefix="lightconv-tests-", ignore_cleanup_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
     config.add_cleanup(folder.cleanup)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", help="of tests/gpu; cpu rehearses the first case of each test")
-    parser.addoption("--cpu-capability", choices=CAPABILITIES, help="use no wider vectors than this instruction set's")
+    parser.addoption("--device", default="cpu", help="device for tests/gpu; on cpu, the first case of each test runs")
+    parser.addoption("--cpu-capability", choices=CAPABILITIES, help="limit vectors to the width of this instruction set")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    of_gpu = "the first case of each test; --device cuda takes all" if config.getoption("--device") == "cpu" else "all"
+    gpu_cases = "the first case of each test; --device cuda runs all" if config.getoption("--device") == "cpu" else "all"
     vectors = config.getoption("--cpu-capability") or "this processor's own"
     return [
         f"instruction set: {vectors} (--cpu-capability)",
-        f"tests/gpu: {of_gpu}",
-        "tests/cuda_build: on a CUDA build of torch alone (scripts/test.sh --cuda-build)",
+        f"tests/gpu: {gpu_cases}",
+        "tests/cuda_build: runs with a CUDA build of torch only (scripts/test.sh --cuda-build)",
     ]
 
 
-# the folders with the longest files come first, so that no worker ends with one while the others have nothing to do
+# folders with the slowest files come first, so that at the end no worker has a slow file while the others are idle
 LONG = ("end_to_end", "scripts", "export", "ops", "models", "compat", "configs", "data_prep")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    import torch  # the process that only hands out the tests goes without it
+    import torch  # here, since the process that only distributes tests to workers does not need it
 
     first = {item.nodeid.partition("[")[0]: item for item in reversed(items)}
-    kept = {
+    is_selected = {
         "gpu": lambda item: config.getoption("--device") != "cpu" or first[item.nodeid.partition("[")[0]] is item,
         "cuda_build": lambda item: torch.version.cuda is not None,
     }
-    items[:] = [item for item in items if kept.get(item.path.parent.name, bool)(item)]
+    items[:] = [item for item in items if is_selected.get(item.path.parent.name, bool)(item)]
     items.sort(key=lambda item: LONG.index(item.path.parent.name) if item.path.parent.name in LONG else len(LONG))
 
 
 def pytest_collection_finish() -> None:
     parse_flags_once()
-    gc.freeze()  # garbage collections leave out what is there now
+    gc.freeze()  # garbage collections skip all objects that exist now
 
 
 def parse_flags_once() -> None:
-    """Have Hydra parse each of fairseq's 300 flags once and copy no repository: a third of a command line's time."""
+    """Make Hydra parse each of fairseq's 300 flags once, and copy no repository: a third of the time of a command line."""
     from hydra._internal.config_repository import CachingConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -113,24 +113,24 @@ def loggers_as_new() -> None:
 
 
 def reset_loggers() -> None:
-    """Undo what commands of this project do to loggers: they are processes of their own otherwise."""
+    """Reset the log levels that commands of this project set; outside the tests, each command has its own process."""
     for name in ("fairseq", "hydra", "lightconv_plugin"):
         logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
 def environment_as_new() -> Iterator[None]:
-    """Undo what commands and libraries do to the environment of this process, which elsewhere is theirs alone."""
-    before = dict(os.environ)
+    """Restore the environment variables, which commands and libraries change; outside the tests, each has its process."""
+    original = dict(os.environ)
     yield
-    if os.environ != before:
+    if os.environ != original:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(original)
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[None]:
-    """Have commands of Python forked from this process rather than started (forks.py)."""
+    """Fork commands in Python from this process instead of starting them (forks.py)."""
     from tests.forks import Popen
 
     with pytest.MonkeyPatch.context() as patch:

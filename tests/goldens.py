@@ -1,4 +1,4 @@
-"""Record what a change of structure must not change.
+"""Record the results that a change of the code's structure must not change.
 
   python -m tests.goldens --out before.json      # before the change; with --runs, three trainings too (20 minutes)
   python -m tests.goldens --out after.json       # after it, on the same machine
@@ -27,29 +27,29 @@ WIDTHS = ("default", "avx2", "avx512")
 
 
 def digest(content: bytes | str) -> str:
-    """SHA-256, as far as it tells two things apart."""
+    """Return the first 16 digits of the SHA-256."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:16]
 
 
 def run(*module: str, **environment: str) -> str:
-    """Return what a module prints; the checkout's own path stands as a dot in it."""
+    """Return the output of a module, with a dot in place of the checkout's path."""
     command = [sys.executable, "-m", *module]
-    done = subprocess.run(command, cwd=REPO, env=os.environ | environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout.replace(str(REPO), ".")
+    process = subprocess.run(command, cwd=REPO, env=os.environ | environment, capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}:\n{process.stderr[-2000:]}")
+    return process.stdout.replace(str(REPO), ".")
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """The whole recipe and all commands of each configuration."""
+    """Yield digests of the complete recipe and the commands of each configuration."""
     for path in sorted((REPO / "configs").glob("*/**/*.yaml")):
-        if not path.name.startswith("base") and "about:" not in path.read_text():  # the others are no whole recipe
+        if not path.name.startswith("base") and "about:" not in path.read_text():  # bases and comparisons are not complete
             name = str(path.relative_to(REPO))
             yield f"print {name}", digest(run("scripts.reproduce", name, "--print"))
 
 
 def architectures() -> Iterator[tuple[str, str]]:
-    """The names and shapes of each architecture's weights."""
+    """Yield digests of the names and shapes of each architecture's weights."""
     from lightconv_plugin.models.architectures import ENCODER_DECODER, LANGUAGE_MODELS
     from tests.models.test_architectures import build, task
 
@@ -59,7 +59,7 @@ def architectures() -> Iterator[tuple[str, str]]:
 
 
 def operators() -> Iterator[tuple[str, str]]:
-    """The bits of results, gradients and masks, with the instructions that this process may use."""
+    """Yield digests of the operators' results, gradients and masks, with the vectors that this process may use."""
     import torch
 
     from lightconv_plugin import ops
@@ -75,14 +75,14 @@ def operators() -> Iterator[tuple[str, str]]:
         for p in (0.0, 0.2):
             out = getattr(ops, name)(x, weight, padding_l=width // 2, dropconnect=p, backend="native")
             results = (out, *torch.autograd.grad(out.square().sum(), (x, weight)))
-            bits = b"".join(each.detach().view(torch.uint8).numpy().tobytes() for each in results)
+            bits = b"".join(tensor.detach().view(torch.uint8).numpy().tobytes() for tensor in results)
             yield f"{name} {dtype} K {width} T {time} p {p}", digest(bits)
     torch.manual_seed(5)
     yield "dropout's mask", digest(ops.dropout(torch.ones(9, 7, 33), 0.3).numpy().tobytes())
 
 
 def of_runs(work: Path) -> Iterator[tuple[str, str]]:
-    """Prepared text, losses and hypotheses of the small tasks."""
+    """Yield digests of the prepared text, losses and hypotheses of the small tasks, and their scores."""
     for name in RUNS:
         run("scripts.reproduce", f"configs/{name}.yaml", "--precision", "fp32", "--work", str(work))
         dataset, seed = work / name.split("/")[0], work / name / "seed1"
@@ -97,32 +97,32 @@ def of_runs(work: Path) -> Iterator[tuple[str, str]]:
 
 
 def record(*, runs: bool) -> dict[str, str]:
-    """Everything, by name."""
-    found = dict(commands())
-    found["params"] = digest(run("scripts.params"))
-    found |= architectures()
+    """Return all results, by name."""
+    results = dict(commands())
+    results["params"] = digest(run("scripts.params"))
+    results |= architectures()
     for width in WIDTHS:
-        of_width = json.loads(run("tests.goldens", "--operators", ATEN_CPU_CAPABILITY=width))
-        found |= {f"{width}: {name}": value for name, value in of_width.items()}
+        digests = json.loads(run("tests.goldens", "--operators", ATEN_CPU_CAPABILITY=width))
+        results |= {f"{width}: {name}": value for name, value in digests.items()}
     if runs:
         with tempfile.TemporaryDirectory() as work:
-            found |= of_runs(Path(work))
-    return found
+            results |= of_runs(Path(work))
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="FILE", help="record, and write the record here")
-    what.add_argument("--operators", action="store_true", help="print the operators' digests alone")
-    parser.add_argument("--runs", action="store_true", help="train and translate, too")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--out", type=Path, metavar="FILE", help="write the record to this file")
+    mode.add_argument("--operators", action="store_true", help="print only the digests of the operators, as JSON")
+    parser.add_argument("--runs", action="store_true", help="also train the three small tasks, and record their results")
     arguments = parser.parse_args()
     if arguments.operators:
         print(json.dumps(dict(operators())))
     else:
-        found = record(runs=arguments.runs)
-        arguments.out.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        print(f"{len(found)} things recorded in {arguments.out}")
+        results = record(runs=arguments.runs)
+        arguments.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        print(f"{len(results)} results recorded in {arguments.out}")
 
 
 if __name__ == "__main__":

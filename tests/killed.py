@@ -1,4 +1,4 @@
-"""Kill a process at a rename, before or after it: what it writes has its final name from then on."""
+"""Kill a process before or after one of its renames, by which a file or folder gets its final name."""
 
 import gc
 import multiprocessing
@@ -12,14 +12,14 @@ Moment = Literal["before", "after"]
 
 
 def killed_at(work: Callable[[], object], when: Callable[[Path], Moment | None]) -> int:
-    """Do ``work`` in a process that kills itself at the rename that ``when`` chooses; return its exit status.
+    """Call ``work`` in a process that kills itself at the rename that ``when`` chooses; return its exit status.
 
     Args:
-        when: takes the target of each rename in turn; None lets the process live.
+        when: gets the target of each rename in turn, and returns the moment to kill the process, or None.
     """
 
     def child() -> None:
-        gc.freeze()  # a collection would touch, and so copy, all that this process has
+        gc.freeze()  # a collection would touch, and so copy, all memory of this process
         replace = os.replace
 
         def watched(source: Any, target: Any) -> None:

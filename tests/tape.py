@@ -1,7 +1,7 @@
-"""CUDA graphs on a CPU: operators are recorded as a function calls them, and called again on the same memory.
+"""CUDA graphs on a CPU: the operators that a function calls are recorded, and called again on the same memory.
 
-As on a GPU, a replay runs nothing of Python. What a graph has freed may be overwritten by those that share its pool,
-and what it reads from outside must still be there. A number that Python asks for ends a capture.
+As on a GPU, a replay runs no code in Python. Memory that a graph has freed may be overwritten by graphs that share its
+pool, and memory from outside that it reads must still exist. A capture fails if Python reads a number from a tensor.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 class Place:
-    """The place of a tensor in memory; nobody is kept from freeing it."""
+    """Location of a tensor in memory, which may be freed meanwhile."""
 
     def __init__(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        self.storage = weakref.ref(storage) if storage.nbytes() else lambda: storage  # where there is nothing to free
+        self.storage = weakref.ref(storage) if storage.nbytes() else lambda: storage  # an empty one cannot be freed
         self.dtype, self.layout = tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def tensor(self) -> Tensor:
@@ -36,17 +36,17 @@ def as_bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 class Graph(TorchDispatchMode):
-    """Stands for ``torch.cuda.CUDAGraph``; nothing that is captured has an effect before the replay."""
+    """Stand-in for ``torch.cuda.CUDAGraph``: what is captured has no effect before the replay."""
 
     capturing: "Graph | None" = None
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Callable[[], None]] = []
-        self.own: dict[int, torch.UntypedStorage] = {}  # memory that it has allocated, by address
-        self.before: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # memory from outside, and what it held
+        self.own: dict[int, torch.UntypedStorage] = {}  # memory that the graph has allocated, by address
+        self.before: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # memory from outside, and its contents
         self.of_host: dict[int, torch.UntypedStorage] = {}
-        self.kept: set[int] = set()  # of its own, what was not free when the capture ended
+        self.kept: set[int] = set()  # addresses in ``own`` that were not free when the capture ended
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         assert (Graph.capturing, capture_error_mode) == (None, "thread_local")
@@ -59,39 +59,39 @@ class Graph(TorchDispatchMode):
         self.__exit__(None, None, None)
         Graph.capturing = None
         torch.set_rng_state(self.random)
-        for storage, held in self.before.values():
-            as_bytes(storage).copy_(held)
+        for storage, contents in self.before.values():
+            as_bytes(storage).copy_(contents)
         self.before.clear()
-        self.kept = {at for at, own in self.own.items() if torch._C._storage_Use_Count(own._cdata) > 1}
+        self.kept = {at for at, memory in self.own.items() if torch._C._storage_Use_Count(memory._cdata) > 1}
 
     def pool(self) -> Any:
         return self.sharing
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
-        given = (args, kwargs or {})
-        inputs = {t.untyped_storage().data_ptr(): t for t in tree_leaves(given) if isinstance(t, Tensor)}
-        if name == "lift_fresh":  # of torch.tensor: on a GPU too it lies on the host
+        arguments = (args, kwargs or {})
+        inputs = {t.untyped_storage().data_ptr(): t for t in tree_leaves(arguments) if isinstance(t, Tensor)}
+        if name == "lift_fresh":  # called by torch.tensor, whose numbers are in the host's memory on a GPU too
             self.of_host |= {at: t.untyped_storage() for at, t in inputs.items()}
         if name == "_local_scalar_dense":
             assert inputs.keys() <= self.of_host.keys(), "a number is asked for during a capture"
         for at in inputs.keys() - self.own.keys() - self.before.keys():
             storage = inputs[at].untyped_storage()
             self.before[at] = storage, as_bytes(storage).clone()
-        out = function(*args, **given[1])
+        out = function(*args, **arguments[1])
         new = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in inputs]
         self.own |= {t.untyped_storage().data_ptr(): t.untyped_storage() for t in new}
         if not function.is_view and "empty" not in name:
-            self.calls.append(functools.partial(again, function, *tree_map_only(Tensor, Place, (*given, new))))
+            self.calls.append(functools.partial(again, function, *tree_map_only(Tensor, Place, (*arguments, new))))
         return out
 
     @torch.no_grad()
     def replay(self) -> None:
         assert Graph.capturing is None
         number = self.sharing.index(self)
-        for other in self.sharing:
-            for at, storage in other.own.items():
-                if other in self.sharing[number:] or at not in other.kept:
+        for graph in self.sharing:
+            for at, storage in graph.own.items():
+                if graph in self.sharing[number:] or at not in graph.kept:
                     as_bytes(storage).fill_(255)  # NaN, in all types
         for call in self.calls:
             call()
@@ -105,7 +105,7 @@ def again(function: Any, args: Any, kwargs: Any, places: list[Place]) -> None:
 
 
 def as_operator(function: Callable[..., None]) -> Callable[..., None]:
-    """Have a definition that asks for numbers captured like the kernel in whose place it is."""
+    """Capture a reference implementation that reads numbers as one call, like the kernel that it replaces."""
 
     def call(*args: Any) -> None:
         if Graph.capturing is None:
@@ -135,13 +135,13 @@ def graph(made: Graph, pool: Any, stream: Any, capture_error_mode: str) -> Itera
 
 @pytest.fixture
 def tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a program capture its graphs on the CPU."""
+    """Make a program capture its graphs on the CPU."""
     capture_on_cpu(monkeypatch)
 
 
 def capture_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the tape in the place of CUDA's graphs and streams."""
-    stands: dict[str, Any] = {
+    """Replace CUDA's graphs and streams by those of this module."""
+    stand_ins: dict[str, Any] = {
         "CUDAGraph": Graph,
         "Stream": Stream,
         "current_device": lambda: 0,
@@ -155,6 +155,6 @@ def capture_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "stream": lambda stream: contextlib.nullcontext(),
         "synchronize": lambda: None,
     }
-    for name, stand in stands.items():
-        monkeypatch.setattr(torch.cuda, name, stand)
-    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)  # of the host, which may read it
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)  # as numbers, which Python may read

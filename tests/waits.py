@@ -1,7 +1,7 @@
 """Find each place where a program waits for the device that its tensors are on.
 
-On a GPU such a wait empties the queue of kernels. Without one, the calls that would wait are seen all the same: by
-PyTorch's dispatcher for fake CUDA tensors and, where the CPU stands for a GPU, by the methods that read a tensor.
+On a GPU such a wait empties the queue of kernels. Without a GPU, the calls that would wait are found too: by PyTorch's
+dispatcher for fake CUDA tensors and, where the CPU stands for a GPU, also by the methods that read a tensor.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# their results are numbers for Python, or have a shape that the data decide
+# operators whose results are numbers for Python, or have a shape that depends on the data
 WAITING = {
     "_local_scalar_dense",
     "_unique2",

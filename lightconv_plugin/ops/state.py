@@ -83,8 +83,9 @@ def _check_state(state: State, x: Tensor, weight: Tensor) -> None:
     length, hypotheses = inputs.shape[0], (state["ancestors"] if native else inputs).shape[1]
     fits = length == width if native else length < width
     if not fits or (hypotheses, inputs.shape[2], inputs.dtype) != (*x.shape[1:], x.dtype):
+        history = f"for kernels of {length} weights" if native else f"{length} inputs each"  # a ring has K slots
         raise ValueError(
-            f"conv_step: the state is of {hypotheses} hypotheses, {length} inputs each, of {inputs.shape[2]} "
+            f"conv_step: the state is of {hypotheses} hypotheses, {history}, of {inputs.shape[2]} "
             f"channels, {inputs.dtype}; got x {tuple(x.shape)}, {x.dtype}, and weight {tuple(weight.shape)}. "
             "Re-order the state when the number of hypotheses changes"
         )

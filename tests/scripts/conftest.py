@@ -1,4 +1,4 @@
-"""A folder with stand-ins for the stages; other tests here have a `place` of their own."""
+"""The fixture ``place``, a folder with stand-ins for the stages; some test files have another fixture of that name."""
 
 import pytest
 

@@ -1,8 +1,9 @@
-"""Stand-ins for the Chinese-English models that the paper's authors published, on a server of this machine.
+"""Stand-ins for the Chinese-English models that the paper's authors published, on a local server.
 
 Each archive is made with a small model of fairseq's own class, trained for some seconds and saved as one of fairseq's
-versions saved it. The test set comes in archives of the true names, members and tags. The BLEU of fairseq's own model
-and search on that test set stands for the paper's score. In a damaged model one layer's kernels are turned round.
+versions saved it. The test set comes in archives with the names, members and tags of the real ones. The BLEU of
+fairseq's own model and search on that test set stands for the paper's score. In a damaged model, one layer's kernels
+are reversed.
 """
 
 import random
@@ -51,32 +52,32 @@ SIZES = {f"{side}_{name}": 32 for side in ("encoder", "decoder") for name in ("e
 
 
 def sentences(count: int, seed: int) -> list[tuple[str, str]]:
-    """Pairs of lines as people write them, a word for a word."""
+    """Return pairs of lines as people write them, translated word by word."""
     draw = random.Random(seed)
-    drawn = [draw.choices(WORDS, k=draw.randint(3, 8)) for _ in range(count)]
-    return [("".join(zh for zh, _ in words) + " .", " ".join(en for _, en in words) + " .") for words in drawn]
+    sequences = [draw.choices(WORDS, k=draw.randint(3, 8)) for _ in range(count)]
+    return [("".join(zh for zh, _ in words) + " .", " ".join(en for _, en in words) + " .") for words in sequences]
 
 
 def segments(lines: Sequence[str]) -> bytes:
-    """Lines as SGM and IWSLT's XML have them."""
+    """Return lines as segments, which SGM and IWSLT's XML have alike."""
     marked = [f'<seg id="{number}"> {line.replace("&", "&amp;")} </seg>' for number, line in enumerate(lines, 1)]
     return "\n".join(["<doc>", *marked, "</doc>", ""]).encode()
 
 
 @dataclass(frozen=True)
 class SmallSet:
-    """The text of both languages, raw and in units, with codes and dictionaries."""
+    """The text of both languages, raw and in subwords, with BPE codes and dictionaries."""
 
     dataset: Dataset
     test: list[tuple[str, str]]
     units: list[tuple[str, str]]
-    """Of the test set, then of the training text."""
+    """The test set, then the training text, in subwords."""
     files: dict[str, bytes]
     dictionaries: tuple[Dictionary, Dictionary]
 
 
 def make_test_set(name: str, folder: Path) -> SmallSet:
-    """Make the text of a dataset, each side cut by codes that are learnt on it."""
+    """Make the text of a dataset, each side segmented by BPE codes that are learnt on it."""
     dataset = load_dataset(name)
     test = sentences(TEST_LINES, seed=1)
     pairs = test + sentences(TRAINING_LINES, seed=2)
@@ -86,7 +87,7 @@ def make_test_set(name: str, folder: Path) -> SmallSet:
         lines = [pair[side].replace("&", "&amp;") for pair in pairs]
         codes.write_text(
             "#version: 0.2\nq q</w>\n"
-        )  # no merge: the characters of words, from which the words come back
+        )  # no merge applies: words are split into characters, and joined again
         cut = line_steps(dataset, language, codes)
         words = get_vocabulary([_words(cut(line)) for line in lines])
         codes.write_text(learn_from_counts(words.items(), merges=70))
@@ -98,7 +99,7 @@ def make_test_set(name: str, folder: Path) -> SmallSet:
         dictionaries[side].finalize(padding_factor=8)
         dictionaries[side].save(str(codes))
         files[f"dict.{language}.txt"] = codes.read_bytes()
-    files["bpecodes"] = files["en.code"]  # the source is not to be cut by it
+    files["bpecodes"] = files["en.code"]  # the source must not be segmented by it
     codes.unlink()
     return SmallSet(dataset, test, list(zip(*units, strict=True)), files, dictionaries)
 
@@ -108,7 +109,7 @@ def _words(units: str) -> str:
 
 
 def train(model: Any, test_set: SmallSet) -> None:
-    """Train a little: a wrong conversion changes BLEU by tens."""
+    """Train so long that a wrong conversion changes BLEU by tens."""
     lines = [
         [dictionary.encode_line(pair[side], add_if_not_exist=False).long() for pair in test_set.units[TEST_LINES:]]
         for side, dictionary in enumerate(test_set.dictionaries)
@@ -121,8 +122,8 @@ def train(model: Any, test_set: SmallSet) -> None:
         lengths = torch.tensor([*map(len, sources)])
         beginnings = collate_tokens([line.roll(1) for line in targets], 1)
         logits = model(collate_tokens(sources, 1, left_pad=True), lengths, beginnings)[0]
-        wanted = collate_tokens(targets, 1)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=1)
+        expected = collate_tokens(targets, 1)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten(), ignore_index=1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -130,25 +131,25 @@ def train(model: Any, test_set: SmallSet) -> None:
 
 
 def figure(model: Any, test_set: SmallSet, published: Published) -> float:
-    """The BLEU of fairseq's own model and search on the test set, as section 5.2 measures it."""
+    """Return the BLEU of fairseq's own model and search on the test set, measured as in section 5.2."""
     target = test_set.dictionaries[1]
     beam, lenpen = published.generate["beam"], published.generate["lenpen"]
     search = SequenceGenerator([model], target, beam_size=beam, len_penalty=lenpen, max_len_b=200)
-    found = []
+    translations = []
     for source, _ in test_set.units[:TEST_LINES]:
         ids = test_set.dictionaries[0].encode_line(source, add_if_not_exist=False).long()[None]
         sample = {"src_tokens": ids, "src_lengths": torch.tensor([ids.shape[1]])}
-        found.append(_words(target.string(search.generate([model], {"net_input": sample})[0][0]["tokens"])))
+        translations.append(_words(target.string(search.generate([model], {"net_input": sample})[0][0]["tokens"])))
     moses, raw = MosesDetokenizer(lang="en"), [pair[1].replace("&", "&amp;") for pair in test_set.test]
-    return float(BLEU().corpus_score([moses.detokenize(line.split()) for line in found], [raw]).score)
+    return float(BLEU().corpus_score([moses.detokenize(line.split()) for line in translations], [raw]).score)
 
 
 def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace]:
-    """Train a model of fairseq's own class as the name says it is."""
+    """Train a model of fairseq's own class, of the kind that the published model's name states."""
     task = Namespace(source_dictionary=test_set.dictionaries[0], target_dictionary=test_set.dictionaries[1])
     kind = "dynamic" if published.name.startswith("dynamicconv") else "lightweight"
     options: dict[str, Any] = {f"{side}_conv_type": kind for side in ("encoder", "decoder")}
-    # of LightConv, as the paper counts its parameters, in the encoder alone
+    # a GLU in the encoder alone, which gives LightConv the paper's number of parameters
     options |= {"encoder_glu": ".glu." in published.name, "decoder_glu": False, "share_all_embeddings": False, **SIZES}
     options |= {"weight_softmax": True, "dropout": 0.0, "attention_dropout": 0.0, "weight_dropout": 0.0}
     options |= {"source_lang": test_set.dataset.source, "target_lang": test_set.dataset.target}
@@ -158,7 +159,7 @@ def make_model(published: Published, test_set: SmallSet) -> tuple[Any, Namespace
 
 
 def archive(published: Published, model: Any, args: Namespace, test_set: SmallSet, damaged: bool, at: Path) -> bytes:
-    """The .tar.gz: a folder with the model as an old version of fairseq saved it, dictionaries and codes."""
+    """Return a .tar.gz: a folder with the model as an old version of fairseq saved it, dictionaries and codes."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     if damaged:
         name = next(name for name in state if re.search(r"decoder.*conv\.weight$", name))
@@ -171,7 +172,7 @@ def archive(published: Published, model: Any, args: Namespace, test_set: SmallSe
 
 
 def dataset_file(test_set: SmallSet, site: Site, file: Path) -> None:
-    """Serve the archives of a test set, and write the dataset with their addresses in place of the true ones."""
+    """Serve the archives of a test set, and write the dataset with their addresses in place of the real ones."""
     content = yaml.safe_load((FOLDER / f"{test_set.dataset.name}.yaml").read_text())
     (source,) = (one for source in test_set.dataset.splits["test"] for one in source.expand())
     sides = zip(test_set.dataset.languages, zip(*test_set.test, strict=True), strict=True)
@@ -183,7 +184,7 @@ def dataset_file(test_set: SmallSet, site: Site, file: Path) -> None:
 
 
 def small_config(model: Published, folder: Path) -> Path:
-    """A configuration as the model's, of the stand-in's size."""
+    """Write the model's configuration with the stand-in's size; return its path."""
     flags = {name.replace("_", "-"): str(value) for name, value in {**common.TINY, **SIZES}.items()}
     flags |= {f"{side}-conv-dim": "32" for side in ("encoder", "decoder")}
     path = folder / f"{model.config.parent.name}-{model.config.name}"
@@ -193,20 +194,20 @@ def small_config(model: Published, folder: Path) -> Path:
 
 @contextmanager
 def published(folder: Path, names: Sequence[str], damaged: str) -> Iterator[Path]:
-    """Serve the models ``names``; yields their table."""
-    known, folder = read_published(), folder.resolve()
-    chosen = [known[name] for name in names]
+    """Serve the models ``names``; yield the path of their table."""
+    models, folder = read_published(), folder.resolve()
+    chosen = [models[name] for name in names]
     content = yaml.safe_load(FILE.read_text())
     content["models"] = {model.name: content["models"][model.name] for model in chosen}
     test_set = make_test_set(chosen[0].dataset, folder)
     with serving() as site:
         content["url"] = f"{site.url}/models/"
-        for each in chosen:
-            model, args = make_model(each, test_set)
-            content["models"][each.name]["config"] = str(small_config(each, folder))
-            content["models"][each.name]["figure"] = round(figure(model, test_set, each), 2)
-            served = archive(each, model, args, test_set, each.name == damaged, folder / "model.pt")
-            site.add(f"/models/{each.archive}", served)
+        for chosen_model in chosen:
+            model, args = make_model(chosen_model, test_set)
+            content["models"][chosen_model.name]["config"] = str(small_config(chosen_model, folder))
+            content["models"][chosen_model.name]["figure"] = round(figure(model, test_set, chosen_model), 2)
+            served = archive(chosen_model, model, args, test_set, chosen_model.name == damaged, folder / "model.pt")
+            site.add(f"/models/{chosen_model.archive}", served)
         file = folder / f"{test_set.dataset.name}_small.yaml"
         dataset_file(test_set, site, file)
         content["test_sets"][chosen[0].of]["dataset"] = str(file)

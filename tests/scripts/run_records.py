@@ -1,4 +1,4 @@
-"""Run records in the form that scripts.reproduce writes, made by hand."""
+"""Make run records in the form that scripts.reproduce writes."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def summary(figures: list[float], best: int = 0) -> dict[str, Any]:
-    """Mean, deviation and the best seed's figure."""
+    """Return the mean, the standard deviation and the best seed's score."""
     deviation = stdev(figures) if len(figures) > 1 else None
     return {"mean": fmean(figures), "std": deviation, "n": len(figures), "best": figures[best]}
 
@@ -23,7 +23,7 @@ def record(
     best: int = 0,
     **over: Any,
 ) -> dict[str, Any]:
-    """A record with the scores of its seeds, by key of score; ``over`` replaces whole entries."""
+    """Return a record with each seed's scores, by score; ``over`` replaces whole entries."""
     valid, test = valid or {}, test or {}
     count = max((len(figures) for figures in (*valid.values(), *test.values())), default=0)
     seeds = {
@@ -59,7 +59,7 @@ def record(
 
 
 def speed(sentences: float, ratio: float | None = None, baseline: str = "transformer") -> dict[str, Any]:
-    """Return what the stage speed measured, of three runs; with ``ratio`` beside a baseline."""
+    """Return the results of the stage speed for three runs; with ``ratio``, compared with a baseline."""
     return {
         "sentences_per_second": {"mean": sentences, "std": 0.4},
         "tokens_per_second": {"mean": 27 * sentences, "std": 9.0},
@@ -71,7 +71,7 @@ def speed(sentences: float, ratio: float | None = None, baseline: str = "transfo
 
 
 def write(work: Path, content: Mapping[str, Any]) -> Path:
-    """The record where a run of it would be."""
+    """Write a record where its run would write it; return the path."""
     path = work / content["dataset"] / content["model"] / "record.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))

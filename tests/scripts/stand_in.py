@@ -43,16 +43,16 @@ TEXTS = {
     "generate": ["source.tok", "reference.tok"],
     "score": ["hypotheses.detok"],
 }
-"""Files of lines, which have the file's name in them."""
+"""Text files that a stage writes; each line has the file's name."""
 
 
 class Place:
-    """A folder with a configuration, a dataset and the results of their runs."""
+    """A folder with a configuration, a dataset and the results of runs."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.noted, self.checked = folder, folder / "noted", list[list[str]]()
         self.acts: dict[str, Callable[[list[str], Path], None]] = {"select": lambda words, _: select.main(words)}
-        self.outcomes: dict[str, str] = {}  # fail: a stage; better: the seed with the best scores
+        self.outcomes: dict[str, str] = {}  # fail: the stage that fails; better: the seed with the best scores
         for module in (dataset, stages):
             patch.setattr(module, "FOLDER", folder / "datasets")
         for at in (pipeline, run):

@@ -22,7 +22,7 @@ def save(path: Path, model: dict[str, torch.Tensor], updates: int = 0) -> Path:
     return path
 
 
-def test_the_mean_by_hand_and_everything_else_of_the_last(tmp_path):
+def test_parameters_are_the_mean_and_all_else_is_of_the_last_checkpoint(tmp_path):
     values = [(1.0, 10), (2.0, 20), (6.0, 30)]
     paths = [
         save(tmp_path / f"checkpoint_1_{n}.pt", {"w": torch.full((2,), value), "count": torch.tensor(n)}, n)
@@ -83,14 +83,14 @@ def test_the_newest_by_number_not_by_name(tmp_path):
         average.choose(tmp_path / "nowhere", 1, "epoch")
 
 
-def test_models_that_do_not_agree_are_refused(tmp_path):
+def test_checkpoints_of_different_models_are_refused(tmp_path):
     larger = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(2), "b": torch.ones(1)})
     with pytest.raises(UserError, match=r"not of one model: only one of them has b"):
         average.average([larger, save(tmp_path / "checkpoint2.pt", {"w": torch.ones(2)})])
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
-    """``tests/compat/test_checkpoints`` tries each kind."""
+    """tests/compat/test_checkpoints.py tests every kind of damage."""
     path = save(tmp_path / "checkpoint1.pt", {"w": torch.ones(100)})
     path.write_bytes(path.read_bytes().replace(b"\0\0\x80\x3f", b"\0\0\0\x40", 1))
     with pytest.raises(UserError, match="a part of it does not match its checksum"):

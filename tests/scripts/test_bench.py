@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic and its tables; how fast anything is, no test says."""
+"""The benchmark's arithmetic and its tables. No test asserts a speed."""
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -23,8 +23,8 @@ def records(rows: Iterable[timing.Row]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("operator", ["light", "dynamic"])
-def test_the_peers_compute_the_same(operator, causal):
-    """With the same kernels fairseq's modes give what ours gives, so that like is timed with like."""
+def test_the_compared_operators_compute_the_same(operator, causal):
+    """With the same kernels, fairseq's modes and ours have equal results, so their times can be compared."""
     torch.manual_seed(1)
     built = cases(operator, Shape(11, 2, 12, 3, 5, causal), torch.float32, CPU)
     for case in built.values():
@@ -37,7 +37,7 @@ def test_the_peers_compute_the_same(operator, causal):
 
 
 @pytest.mark.parametrize("operator", ["light", "dynamic"])
-def test_a_kernel_a_channel_beside_naive_pytorch_and_a_copy(operator, monkeypatch):
+def test_one_kernel_per_channel_is_compared_with_naive_pytorch_and_a_copy(operator, monkeypatch):
     built = operators.cases_by_channel(operator, Shape(11, 2, 12, 12, 4, causal=True), torch.float32, CPU)
     assert_close(built["naive"].run(), built[OURS].run())
     gradient = torch.randn(2, 11, 12)
@@ -91,9 +91,9 @@ def test_ratios_are_to_fairseqs_best_mode(monkeypatch):
     ]
 
 
-def test_kernels_are_beside_a_copy(monkeypatch):
+def test_kernels_are_compared_with_a_copy(monkeypatch):
     monkeypatch.setattr(kernels, "BEYOND_CACHE", 2**12)
-    times = iter([2**13 / 1e9])  # of the copy: 1 GB/s
+    times = iter([2**13 / 1e9])  # the copy's time: 1 GB/s
 
     def median_time(calls: list[kernels.Call], device: torch.device) -> float:
         calls[0]()
@@ -101,15 +101,15 @@ def test_kernels_are_beside_a_copy(monkeypatch):
 
     monkeypatch.setattr(kernels, "median_time", median_time)
     (table,) = kernels.tables(script.parse(["kernels", "--tokens=128", "--channels=64", "--kernels=3"]), CPU)
-    found = records(table)
-    assert len({row["kernels"] for row in found}) == 2 * 4
-    assert "dynamic_conv, K = 3, gradient of x and weight" in {row["kernels"] for row in found}
-    for row in found:
+    rows = records(table)
+    assert len({row["kernels"] for row in rows}) == 2 * 4
+    assert "dynamic_conv, K = 3, gradient of x and weight" in {row["kernels"] for row in rows}
+    for row in rows:
         assert row["time / a copy's"] == pytest.approx(row["us"] * 1e-6 * 1e9 / (row["MB"] * 1e6))
 
 
 @pytest.mark.parametrize(("int8_reason", "searches_in_all"), [(None, 11), ("it is too old", 9)])
-def test_steps_and_searches_beside_fairseqs(int8_reason, searches_in_all, monkeypatch, capsys):
+def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, searches_in_all, monkeypatch, capsys):
     sizes = ("layers=1", "embed-dim=32", "ffn-embed-dim=32")
 
     def small(arch: str, vocab_size: int, flags: list[str], **task: str) -> Any:
@@ -132,13 +132,13 @@ def test_steps_and_searches_beside_fairseqs(int8_reason, searches_in_all, monkey
         ("translation", "fairseq"),
         ("pla_translation", "kernels"),
     }
-    for row in searches:  # two sentences of three words and an end
+    for row in searches:  # two sentences of three words and an end symbol
         assert row["ms a token"] == pytest.approx(1e3 * 2 / row["sentences/s"] / 4)
         assert row["to fairseq's transformer"] == pytest.approx(row["sentences/s"] / speeds[decoding.BASELINE])
 
 
 def test_both_precisions_take_turns(monkeypatch):
-    """Every update in its own precision, on batches of several lengths; fairseq's convolutions in fp32 alone."""
+    """Each model's updates run in its own precision, on batches of several lengths; fairseq's convolutions in fp32 only."""
     monkeypatch.setattr(timing, "MIN_TURNS", 2)
     load_plugin()
     entries = training.in_precisions(training.models(16, [2, 1]), ["fp32", "bf16"])
@@ -150,14 +150,14 @@ def test_both_precisions_take_turns(monkeypatch):
     chosen = [entry for entry in entries if entry.label in (ours, peer, training.TRANSFORMER)]
     batches: dict[int, dict[str, Any]] = {}
     make = training._batch
-    monkeypatch.setattr(training, "_batch", lambda *given: batches.setdefault(len(batches), make(*given)))
+    monkeypatch.setattr(training, "_batch", lambda *arguments: batches.setdefault(len(batches), make(*arguments)))
     args = script.parse(["train", "--vocab-size", "40", "--tokens", "64", "--seconds", "0.01", "--shapes", "2"])
-    found = records(training.measure(args, CPU, chosen, 16))
-    rows = {(row["model"], row["products"]): row for row in found}
+    measured = records(training.measure(args, CPU, chosen, 16))
+    rows = {(row["model"], row["products"]): row for row in measured}
     speeds = {key: row["words/s"] for key, row in rows.items()}
-    twice = {(name, precision) for name in (ours, training.TRANSFORMER) for precision in ("fp32", "bf16")}
-    assert set(rows) == {(peer, "fp32"), *twice}
-    for name, precision in twice:
+    in_both = {(name, precision) for name in (ours, training.TRANSFORMER) for precision in ("fp32", "bf16")}
+    assert set(rows) == {(peer, "fp32"), *in_both}
+    for name, precision in in_both:
         compared = speeds[name, precision] / speeds[training.TRANSFORMER, precision]
         assert rows[name, precision]["to its transformer"] == pytest.approx(compared)
     assert rows[ours, "fp32"]["to fairseq's"] == pytest.approx(speeds[ours, "fp32"] / speeds[peer, "fp32"])
@@ -177,8 +177,8 @@ def test_models_of_other_depths_and_flags_of_fairseq_train():
     args = script.parse(["train", "--vocab-size=40", "--tokens=64", "--seconds=0.01", flags])
     row, _ = records(training.measure(args, CPU, training.models(64, [3, 2], graphs=True)[:2], 64))
     assert (row["words/s"] > 0, row["made by"]) == (True, "kernels")
-    for wrong, said in (("--flags=--nonsense", "unrecognized arguments: --nonsense"), ("--models=heavy", "names none")):
-        with pytest.raises(UserError, match=said):
+    for wrong, message in (("--flags=--nonsense", "unrecognized arguments: --nonsense"), ("--models=heavy", "names none")):
+        with pytest.raises(UserError, match=message):
             [list(rows) for rows in training.tables(script.parse(["train", wrong]), CPU)]
 
 

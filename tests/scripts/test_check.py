@@ -1,4 +1,4 @@
-"""Mistakes that would cost a training, or make its figures mean another thing, are named with their file and key."""
+"""Settings that would waste a training, or make its scores incomparable, are refused with their file and key."""
 
 import re
 import shutil
@@ -84,9 +84,9 @@ def checked(folder: Path, changes: str = "", data: Path | None = None, base: str
     check.check(load_config(folder / "model.yaml"), data, CPU)
 
 
-def refusal(*given: object, **more: object) -> str:
+def refusal(*arguments: object, **options: object) -> str:
     with pytest.raises(UserError) as error:
-        checked(*given, **more)  # type: ignore[arg-type]
+        checked(*arguments, **options)  # type: ignore[arg-type]
     return str(error.value)
 
 
@@ -103,7 +103,7 @@ EVAL_BLEU = "eval-bleu: true, best-checkpoint-metric: bleu"
         "train: {best-checkpoint-metric: ppl, patience: 5}",
     ],
 )
-def test_what_can_be_trained_is_taken(tmp_path, data, one_language, changes):
+def test_settings_that_can_be_trained_pass(tmp_path, data, one_language, changes):
     checked(tmp_path, changes, data)
     checked(tmp_path, "", one_language, LANGUAGE_MODEL)
 
@@ -195,10 +195,10 @@ def test_a_mistake_is_named_with_its_key(tmp_path, base, changes, expected):
 def test_a_line_that_is_too_long_is_named_and_the_advice_is_taken(tmp_path, data, one_language, base, key):
     from fairseq.data import data_utils
 
-    given = one_language if base is LANGUAGE_MODEL else data
+    folder = one_language if base is LANGUAGE_MODEL else data
     section, _, flag = key.partition(".")
-    text = refusal(tmp_path, f"{section}: {{{flag}: 9}}", given, base)
-    lines = data_utils.load_indexed_dataset(str(data / "valid.en-de.en"), None)  # as long as those of German
+    text = refusal(tmp_path, f"{section}: {{{flag}: 9}}", folder, base)
+    lines = data_utils.load_indexed_dataset(str(data / "valid.en-de.en"), None)  # as long as the German lines
     sizes = lines.sizes.tolist()
     first = next(number for number, size in enumerate(sizes) if size > 9)
     assert (
@@ -206,10 +206,10 @@ def test_a_line_that_is_too_long_is_named_and_the_advice_is_taken(tmp_path, data
     )
     more = sum(size > 9 for size in sizes) - 1
     assert f" 9 (`{key}`); {more} more are too long. Set {key}: {max(sizes)}," in text
-    checked(tmp_path, f"{section}: {{{flag}: {max(sizes)}}}", given, base)
+    checked(tmp_path, f"{section}: {{{flag}: {max(sizes)}}}", folder, base)
 
 
-def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
+def test_the_command_prints_that_the_settings_pass(tmp_path, data, capsys, monkeypatch):
     path = tmp_path / "model.yaml"
     path.write_text(CONFIG)
     monkeypatch.setattr(check, "find_devices", lambda *_, **__: CPU)
@@ -225,7 +225,7 @@ def test_the_command_ends_with_a_sentence(tmp_path, data, capsys, monkeypatch):
         ("bleu", "ko", "sacrebleu.tokenizers.tokenizer_ko_mecab.MeCab", "pip install sacrebleu[ko]"),
     ],
 )
-def test_a_package_that_the_scores_need_is_missed_before_the_training(
+def test_a_missing_package_that_the_scores_need_is_reported_before_the_training(
     metric, target, missing, message, tmp_path, monkeypatch
 ):
     dataset = tmp_path / "toy.yaml"

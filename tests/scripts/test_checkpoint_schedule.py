@@ -1,4 +1,7 @@
-"""The arithmetic of the checkpoints; that fairseq keeps just these: tests/compat/test_intervals.py."""
+"""The checkpoints that a training keeps, as scripts.check computes them.
+
+tests/compat/test_intervals.py compares them with those that fairseq keeps.
+"""
 
 from argparse import Namespace
 from pathlib import Path
@@ -49,18 +52,18 @@ EVERY, KEEP, AFTER = "save_interval_updates", "keep_interval_updates", "validate
     ("settings", "flags"),
     [
         (config(), {EVERY: 10, KEEP: 3}),
-        (config(), {EVERY: 10, AFTER: 20}),  # that of update 20 too
-        (config(by="epoch"), {}),  # how long an epoch is nobody knows
+        (config(), {EVERY: 10, AFTER: 20}),  # the checkpoint of update 20 is kept
+        (config(by="epoch"), {}),  # the length of an epoch is not known
         (config(last=0), {}),
         (config(), {EVERY: 5, "patience": 2}),
-        (config(), {EVERY: 5, **COSINE}),  # from update 30 on, where the rate is a quarter
-        (config(), {EVERY: 10, **INVERSE_SQRT}),  # from update 20 on, where the rate is 1.4 times the last
-        (config(1), {EVERY: 40, **COSINE, "warmup_updates": 40}),  # no mean
+        (config(), {EVERY: 5, **COSINE}),  # averages from update 30 on, where the learning rate is a quarter
+        (config(), {EVERY: 10, **INVERSE_SQRT}),  # averages from update 20 on, where the learning rate is 1.4 times the last
+        (config(1), {EVERY: 40, **COSINE, "warmup_updates": 40}),  # one checkpoint: nothing is averaged
         (config(), {EVERY: 10, "lr_scheduler": "reduce_lr_on_plateau"}),
         (config(tune={"last": ["best", 3]}), {EVERY: 10}),
     ],
 )
-def test_what_is_there_is_taken(settings, flags):
+def test_settings_with_enough_checkpoints_pass(settings, flags):
     check(settings, flags)
 
 

@@ -1,4 +1,4 @@
-"""Comparisons: scores and settings side by side, intervals, verdicts, missing runs, the page, the Snakefile."""
+"""Comparisons: scores and settings side by side, intervals, verdicts, missing runs, the page and the Snakefile."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ claims:
 
 
 def translated(name: str, *spoilt: int, **over: Any) -> dict[str, Any]:
-    """The record of a model, with the number of wrong translations of each seed."""
+    """Return the record of a model; ``spoilt`` are the numbers of wrong translations of its seeds."""
     made = record(name, "debian_en_de", **over)
     for seed, count in enumerate(spoilt, 1):
         lines = [*(line.replace("dass", "das") for line in REFERENCES[:count]), *REFERENCES[count:]]
@@ -67,7 +67,7 @@ def translated(name: str, *spoilt: int, **over: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def place(tmp_path) -> Path:
-    """A folder with a comparison file and the records of its runs; one has diverged, one is to be run."""
+    """A folder with a comparison file and the records of its runs; one run has diverged, and one is missing."""
     (tmp_path / "cats.yaml").write_text(FILE)
     for name in ("base", "good", "bad", "wild", "late"):
         (tmp_path / f"{name}.yaml").write_text(CONFIG)
@@ -95,7 +95,7 @@ def test_scores_speed_and_parameters_side_by_side():
     light = record("lightconv", valid={"bleu": [14.0]}, parameters=999)
     light["config"]["train"] |= {"arch": "pla_lightconv_small", "encoder-kernel-size-list": [3, 5], "clip-norm": 0.1}
     dynamic["config"]["train"] |= {"arch": "pla_dynamicconv_small", "dropout": 0.2}
-    dynamic["config"]["train"]["decoder-embed-dim"] = 128  # as wide as the encoder, which is the architecture's own
+    dynamic["config"]["train"]["decoder-embed-dim"] = 128  # the encoder's width, which is the architecture's default
     runs = [Run("dynamicconv", dynamic), Run("lightconv", light)]
     shown = columns(*runs)
     assert shown["parameters"] == ["1,234,567", "999"]
@@ -106,9 +106,9 @@ def test_scores_speed_and_parameters_side_by_side():
     assert differences(runs) == [
         ["seeds", "1,2", "1"],
         ["train.arch", "pla_dynamicconv_small", "pla_lightconv_small"],
-        ["train.dropout", "0.2", "0.1"],  # the second is the architecture's, as are the kernels of the first
+        ["train.dropout", "0.2", "0.1"],  # 0.1 is the architecture's default, as are the kernels 3,7 below
         ["train.encoder-kernel-size-list", "3,7", "3,5"],
-        ["train.clip-norm", "0.0", "0.1"],  # fairseq's own
+        ["train.clip-norm", "0.0", "0.1"],  # 0.0 is fairseq's default
     ]
     light["config"]["train"]["arch"] = "pla_attention_iwslt_de_en"
     del light["config"]["train"]["encoder-kernel-size-list"]
@@ -116,11 +116,11 @@ def test_scores_speed_and_parameters_side_by_side():
     assert ["train.encoder-kernel-size-list", "3,5", "-"] in differences(runs)  # attention has no kernels
     dynamic["config"]["train"].pop("encoder-kernel-size-list")
     light["config"]["train"] |= {"arch": "no_more", "dropout": 0.2, "encoder-kernel-size-list": [3, 5]}
-    assert ["train.encoder-kernel-size-list", "3,7", "3,5"] in differences(runs)  # beside one that is no longer known
+    assert ["train.encoder-kernel-size-list", "3,7", "3,5"] in differences(runs)  # compared with an architecture that does not exist any more
     assert "do not differ" in as_text(runs[:1], runs[0])
 
 
-def test_the_configurations_own_score_comes_first_and_tokenised_bleu_only_where_text_is_tokenised():
+def test_the_configured_score_comes_first_and_tokenised_bleu_appears_only_if_it_is_configured():
     test = {key: [9.0] for key in ("bleu", "chrf", "sacrebleu")}
     runs = [Run(name, record(name, "debian_en_de", test=test)) for name in "ab"]
     assert [*columns(*runs)][1:4] == ["BLEU (tokenised)", "sacreBLEU over a", "sacreBLEU"]
@@ -131,7 +131,7 @@ def test_the_configurations_own_score_comes_first_and_tokenised_bleu_only_where_
 
 
 def test_an_interval_covers_seeds_and_test_set(place):
-    """Student's factor goes by the seeds' degrees of freedom; with many seeds the test sentences remain."""
+    """Student's factor depends on the seeds' degrees of freedom; with many seeds, the test set's error remains."""
     runs = runs_of(place)
     good, base = (runs[name].scores("sacrebleu") for name in ("good", "base"))
     of_seeds = pooled(list(runs.values()))
@@ -139,14 +139,14 @@ def test_an_interval_covers_seeds_and_test_set(place):
     assert difference(runs["good"], runs["base"], of_seeds).value == pytest.approx(fmean(good) - fmean(base))
     for freedom, times in ((2, 4.303), (4, 2.776), (10**6, 1.960)):
         gain = difference(runs["bad"], runs["base"], SeedVariance(400.0, freedom))
-        error = math.sqrt(400 * (1 + 1 / 2))  # of one seed, and of the mean of two
+        error = math.sqrt(400 * (1 + 1 / 2))  # the variance of one seed plus that of the mean of two
         assert gain.half == pytest.approx(times * error, rel=0.02)  # the test set adds a little
-        alone = mean_score(runs["bad"], SeedVariance(400.0, freedom))
-        assert (alone.value, alone.half) == (runs["bad"].scores("sacrebleu")[0], pytest.approx(times * 20, rel=0.02))
+        mean = mean_score(runs["bad"], SeedVariance(400.0, freedom))
+        assert (mean.value, mean.half) == (runs["bad"].scores("sacrebleu")[0], pytest.approx(times * 20, rel=0.02))
 
 
-def test_the_part_of_the_test_set_is_what_theory_says():
-    """ROUGE-1 of a document is 100 or less by one word of nine, half of each."""
+def test_the_test_set_s_error_is_the_theoretical_one():
+    """Half of the documents have a ROUGE-1 of 100, the others lose one word of nine."""
     metric = measures({"metric": "rouge"}, "en")["rouge1"].metric
     spoilt = [line.replace("dass", "das") if number % 2 else line for number, line in enumerate(REFERENCES)]
     ours, theirs = (counts(metric, lines, REFERENCES) for lines in (spoilt, REFERENCES))
@@ -163,7 +163,7 @@ def test_the_part_of_the_test_set_is_what_theory_says():
         *((0.4, 0.5, 0, UNDECIDED), (0.3, None, 0, UNDECIDED)),
     ],
 )
-def test_a_verdict_goes_by_the_interval(value, half, at_least, verdict):
+def test_a_verdict_depends_on_the_interval(value, half, at_least, verdict):
     assert Interval(value, half).verdict(at_least) == verdict
 
 
@@ -197,7 +197,7 @@ def test_lower_perplexity_is_a_gain_and_another_test_set_is_refused(place):
     assert difference(runs["bad"], runs["base"], SeedVariance(1.0, 2)).half is None
 
 
-def test_records_of_several_places_are_one_and_those_of_other_settings_do_not_count(place):
+def test_records_in_several_folders_are_joined_and_those_of_other_settings_are_left_out(place):
     config = read_comparison(place / "cats.yaml").config("base")
     elsewhere = json.loads((place / "work" / "debian_en_de" / "good" / "record.json").read_text())
     elsewhere["seeds"] = {"2": elsewhere["seeds"]["2"], "1": {**elsewhere["seeds"]["1"], "test": None}}
@@ -241,7 +241,7 @@ def test_missing_seeds_are_run_once(compare, place):
     assert ran == []
     assert "1 (diverged)" in out
     assert compare(file, "--run", "--seeds", "2")[0] == []
-    assert compare(file, "--run")[0] == ["late 1 score"]  # one of its two seeds; what has diverged is not tried again
+    assert compare(file, "--run")[0] == ["late 1 score"]  # one of its two seeds; the diverged run is not repeated
     (place / "work" / "debian_en_de" / "base" / "record.json").unlink()
     assert compare(file, "--run")[0] == ["base all table"]
     (place / "broken.yaml").write_text(CONFIG)

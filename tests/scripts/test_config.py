@@ -27,29 +27,29 @@ def test_a_file_states_only_what_differs_from_its_chain_of_bases(tmp_path):
     assert config.merged()["train"]["lr"] == 0.2
 
 
-def test_null_takes_a_section_or_a_setting_back(tmp_path):
+def test_null_removes_a_section_or_a_setting_of_the_base(tmp_path):
     write(tmp_path, GOOD + "tune: {last: [1, 2], lenpen: [0.5]}\n" + SPEED, "base.yaml")
     assert load_config(write(tmp_path, "base: base.yaml\n")).tune == {"last": [1, 2], "lenpen": [0.5]}
     config = load_config(write(tmp_path, "base: base.yaml\naverage: null\ntune: {last: null}\nspeed: null\n"))
     assert (config.average, config.tune, config.speed) == ({}, {"lenpen": [0.5]}, {})
 
 
-def test_the_tokens_of_an_update_decide_a_training_and_how_they_are_shared_out_does_not(tmp_path):
+def test_a_training_depends_on_the_tokens_per_update_and_not_on_their_distribution(tmp_path):
     def training(batch: str) -> dict:
         return load_config(write(tmp_path, f"{GOOD}batch: {{{batch}}}\n")).training(3)
 
-    known = training("tokens: 100, max-tokens: 50")
-    assert known == training("tokens: 100, max-tokens: 25")
-    assert known != training("tokens: 200, max-tokens: 50")
+    original = training("tokens: 100, max-tokens: 50")
+    assert original == training("tokens: 100, max-tokens: 25")
+    assert original != training("tokens: 200, max-tokens: 50")
 
 
-def test_a_flag_has_the_first_of_fairseqs_names_here():
+def test_the_table_of_second_names_is_complete():
     from fairseq import options
 
     parsers = (options.get_training_parser(), options.get_generation_parser(), options.get_eval_lm_parser())
-    several = [action.option_strings for parser in parsers for action in parser._actions]
-    names = [[name[2:] for name in each if re.fullmatch("--[a-z-]+", name)] for each in several]
-    assert {second: first for first, *others in filter(None, names) for second in others} == OTHER_NAMES
+    all_strings = [action.option_strings for parser in parsers for action in parser._actions]
+    names = [[name[2:] for name in strings if re.fullmatch("--[a-z-]+", name)] for strings in all_strings]
+    assert {second: first for first, *more in filter(None, names) for second in more} == OTHER_NAMES
 
 
 def test_flags_of_each_kind_of_value():

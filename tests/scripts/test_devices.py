@@ -1,4 +1,4 @@
-"""The tokens of an update and the launch on any number of devices."""
+"""The tokens per update, and the launch, on any number of devices."""
 
 import subprocess
 import sys
@@ -18,9 +18,9 @@ from scripts.fairseq_io.devices import Devices, batch_per_device, find_devices, 
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(1, 64))
-@example(458752, 3584, 8)  # x 16 steps: section 5.3
+@example(458752, 3584, 8)  # section 5.3, with 16 steps per update
 @example(458752, 3584, 256)
-def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, count):
+def test_the_batch_differs_by_less_than_a_token_per_device_and_step(tokens, most, count):
     if tokens < count * -(-tokens // (count * most)):
         with pytest.raises(UserError, match="too few for"):
             batch_per_device({"tokens": tokens, "max-tokens": most}, count)
@@ -29,11 +29,11 @@ def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, 
     parts = count * shared["update-freq"]
     assert 0 <= tokens - parts * shared["max-tokens"] < (parts if tokens != 458752 else 1)
     assert shared["max-tokens"] <= most
-    assert (shared["update-freq"] - 1) * count * most < tokens  # no step more than memory asks for
+    assert (shared["update-freq"] - 1) * count * most < tokens  # no more steps than the memory requires
 
 
 @pytest.mark.parametrize(
-    ("gpus", "arguments", "found"),
+    ("gpus", "arguments", "expected"),
     [
         (4, {}, Devices(gpu=True, count=4)),
         (4, {"count": 2, "cpu_processes": 3}, Devices(gpu=True, count=2)),
@@ -44,34 +44,34 @@ def test_the_batch_is_kept_to_less_than_a_token_a_device_and_step(tokens, most, 
         (0, {"count": 1, "cpu_processes": 2}, Devices(gpu=False, count=1)),
     ],
 )
-def test_the_devices_that_are_taken(monkeypatch, gpus, arguments, found):
+def test_the_devices_that_are_used(monkeypatch, gpus, arguments, expected):
     monkeypatch.setattr(devices, "_installed", lambda: gpus)
     monkeypatch.setattr(devices, "available_cores", lambda: 4)
-    if isinstance(found, Devices):
-        assert find_devices(**arguments) == found
+    if isinstance(expected, Devices):
+        assert find_devices(**arguments) == expected
         return
-    with pytest.raises(UserError, match=found):
+    with pytest.raises(UserError, match=expected):
         find_devices(**arguments)
 
 
-def test_how_processes_are_started():
+def test_the_command_that_starts_processes():
     assert launcher(Devices(gpu=True, count=1)) == [sys.executable, "-P"]
     one_machine = launcher(Devices(gpu=True, count=8))
     assert one_machine[2:] == ["-m", "torch.distributed.run", "--nproc-per-node=8", "--standalone"]
     several = launcher(Devices(gpu=True, count=8, nodes=4, node_rank=2, rendezvous="first:29500"))
     assert {"--nnodes=4", "--node-rank=2", "--master-addr=first", "--master-port=29500"} < set(several)
     assert "--standalone" not in several
-    # by itself fairseq counts the GPUs of one machine, and trains alone where that has one
+    # without the flag, fairseq counts the GPUs of one machine, and does not connect machines with one GPU each
     config = Config(Path("a.yaml"), "a", "toy", [1], {"arch": "pla_dynamicconv_small"})
     for nodes in (1, 4):
-        all_of_them = Devices(gpu=True, count=1, nodes=nodes, rendezvous="first:29500")
-        command = train_command(config, 1, Path("data"), Path("out"), all_of_them)
+        nodes_with_one_gpu = Devices(gpu=True, count=1, nodes=nodes, rendezvous="first:29500")
+        command = train_command(config, 1, Path("data"), Path("out"), nodes_with_one_gpu)
         assert f"--distributed-world-size={nodes}" in command
         assert ("--cuda-graphs" in command) == (nodes == 1)
 
 
-def test_what_torch_is_asked_is_answered_and_a_driver_that_is_too_old_is_said(monkeypatch, capsys):
-    """In a process of its own."""
+def test_the_number_of_gpus_is_torch_s_and_a_driver_that_is_too_old_is_reported(monkeypatch, capsys):
+    """Another process asks torch for the number."""
     assert devices._installed() == torch.cuda.device_count()
     problem = "CUDA initialization: The NVIDIA driver on your system is too old"
     answer = subprocess.CompletedProcess([], 0, "0\n", f"cuda.py:1: UserWarning: {problem}\n  return _C()\n")

@@ -1,4 +1,4 @@
-"""A tiny task through fairseq's own commands and all stages from training on."""
+"""A tiny task through all stages from training on, with fairseq's real commands."""
 
 import io
 import itertools
@@ -74,10 +74,10 @@ score: {metric: bleu}
 
 
 def write_corpus(folder: Path) -> None:
-    """Sentences of number words, translated word for word; in the untouched text the full stop is attached."""
+    """Write sentences of number words, translated word by word; in the raw text the full stop is attached."""
     rng = random.Random(5)
     (folder / "raw").mkdir(parents=True)
-    # words of two pieces or one: BPE has something to do and to undo
+    # so few merges that some words have two subwords: there is something to split and to join
     counts = [(word, 9) for pair in WORDS.items() for word in pair]
     (folder / "codes").write_text(bpe.learn_from_counts(counts, merges=28), encoding="utf-8")
     cut = bpe.encoder(codes=str(folder / "codes"))
@@ -89,7 +89,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def run(main: Callable[[list[str]], None], *words: object) -> str:
-    """Run a command in this process, and return what it says; fairseq's commands are processes of their own."""
+    """Run a command in this process, and return its output; it starts fairseq's commands as processes."""
     out = io.StringIO()
     with redirect_stdout(out):
         main([*map(str, words)])
@@ -102,7 +102,7 @@ def run_stages(config: Path, work: Path, *more: str) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """The folder of the dataset, prepared and binarised, in a folder work."""
+    """The folder of the prepared and binarised dataset, in a folder ``work``."""
     data = tmp_path_factory.mktemp("end") / "work" / "debian_en_de"
     write_corpus(data / "prepared")
     prefixes = [f"--{part}pref={data / 'prepared' / part}" for part in ("train", "valid", "test")]
@@ -119,7 +119,7 @@ def read(path: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def finished(data) -> tuple[Path, str]:
-    """A configuration that has been run to its row, and what was said."""
+    """A configuration that has been run up to its row of the table, and the output."""
     config = data.parent.parent / "toy.yaml"
     config.write_text(CONFIG)
     return config, run_stages(config, data.parent)
@@ -145,10 +145,10 @@ def test_from_binarised_data_to_a_row(data, finished):
     )
     assert (training["updates"], training["valid_loss"]) == (150, losses[150])
     for name, language in (("source", "en"), ("reference", "de")):
-        untouched = (data / "prepared" / "raw" / f"test.{language}").read_text()
-        assert (seed / "hypotheses" / f"{name}.tok").read_text() == untouched.replace(".", " .")
+        raw = (data / "prepared" / "raw" / f"test.{language}").read_text()
+        assert (seed / "hypotheses" / f"{name}.tok").read_text() == raw.replace(".", " .")
     assert "averaged:3 by update" in test["signature"]
-    assert "Warning" not in (seed / "checkpoints" / "train.log").read_text()  # of how fairseq calls hydra and torch
+    assert "Warning" not in (seed / "checkpoints" / "train.log").read_text()  # from hydra and torch, about fairseq's calls
 
     stamps = {name: read_stamp(seed / name) for name in ("checkpoints", "averaged", "hypotheses", "scores")}
     assert "all stages are done" in run_stages(config, data.parent)
@@ -157,7 +157,7 @@ def test_from_binarised_data_to_a_row(data, finished):
 
 @pytest.mark.slow
 def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, finished):
-    """For every penalty the rescored hypotheses are those of a search of its own."""
+    """For every penalty, reordering one search's hypotheses gives the same as a new search."""
     seed = data / "toy" / "seed1"
     config = data.parent.parent / "tuned.yaml"
     penalties = [0.0, 0.5, 1.0, 2.0]
@@ -192,7 +192,7 @@ def model(data, finished) -> Path:
 
 
 def written(data: Path, language: str) -> list[str]:
-    """The test set before it was prepared."""
+    """Read the raw test set."""
     return read_lines(data / "prepared" / "raw" / f"test.{language}")
 
 
@@ -205,7 +205,7 @@ def hypotheses(data, finished) -> list[str]:
 
 @pytest.fixture
 def ask(monkeypatch, capsys) -> Callable[..., list[str]]:
-    """The answers of the command, in this process."""
+    """Return a function that runs scripts.translate in this process and returns the translations."""
 
     def answers(path: Path, text: bytes, *more: str) -> list[str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
@@ -217,7 +217,7 @@ def ask(monkeypatch, capsys) -> Callable[..., list[str]]:
 
 
 @pytest.mark.slow
-def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(data, model, ask, hypotheses):
+def test_every_line_is_answered_at_once_and_faulty_lines_are_reported(data, model, ask, hypotheses):
     good, long = written(data, "en"), " ".join(["one"] * 120)
     bad = [b"", b"one two\xff three four.", b"\x00\x07 \x85".decode("latin-1").encode(), long.encode(), b" one\ttwo\r"]
     lines = [line.encode() for line in good] + bad
@@ -226,33 +226,33 @@ def test_every_line_is_answered_at_once_and_what_was_wrong_with_it_is_said(data,
         assert process.stdin
         assert process.stdout
         first = []
-        for line in lines[:2]:  # answered before the next one is there
+        for line in lines[:2]:  # answered before the next line is sent
             process.stdin.write(line + b"\n")
             process.stdin.flush()
             first.append(process.stdout.readline())
-        out, err = process.communicate(b"\n".join(lines[2:]))  # the last line without its end
+        out, err = process.communicate(b"\n".join(lines[2:]))  # the last line has no line end
     assert process.returncode == 0, err.decode()
     answers = (b"".join(first) + out).decode().split("\n")
     assert answers.pop() == ""
     assert len(answers) == len(lines)
-    assert answers[:30] == hypotheses  # those of the run's own test set, in order
+    assert answers[:30] == hypotheses  # the translations of the run's test set, in order
     assert answers[30] == answers[32] == ""
     first_part = " ".join(long.split()[:39]).encode()
     assert answers[31:] == ask(model, b"\n".join([b"one two\xef\xbf\xbd three four.", b"", first_part, b"one two"]))
-    said = err.decode().splitlines()  # and no library's noise
+    warned = err.decode().splitlines()  # nothing is printed by libraries
     parts = ["32: not UTF-8", "34: 120 tokens, and the model takes 39: the rest was left out"]
-    assert [line[: len(part) + 5] for line, part in zip(said, parts, strict=True)] == [f"line {part}" for part in parts]
+    assert [line[: len(part) + 5] for line, part in zip(warned, parts, strict=True)] == [f"line {part}" for part in parts]
     assert ask(model, "\n".join(good[:9]).encode(), "--batch-size", "7") == answers[:9]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_a_search_is_in_the_precision_asked_for(precision, model, monkeypatch, caplog):
-    """Whatever the shell says."""
+    """The variable of the shell is overridden."""
     if reason := lacking(precision):
         pytest.skip(reason)
     monkeypatch.setenv(VARIABLE, "of the shell")
-    monkeypatch.setattr(translator, "load_plugin", lambda: None)  # it silences the log
+    monkeypatch.setattr(translator, "load_plugin", lambda: None)  # loading it would silence the log
     trained = find_trained(model)
     with products_in("fp32"), caplog.at_level("INFO"):
         languages, settings = ("en", "de"), trained.generate
@@ -264,7 +264,7 @@ def test_a_search_is_in_the_precision_asked_for(precision, model, monkeypatch, c
 @pytest.mark.slow
 @pytest.mark.skipif(lacking("int8") is not None, reason="no units for int8")
 def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path, ask):
-    """The log, the record and the signature of the scores have it; scripts.translate of the run takes it too."""
+    """int8 is in the log, the facts of generation and the signature of the scores; scripts.translate has it as an option."""
     config = tmp_path / "int8.yaml"
     config.write_text(CONFIG.replace("generate: {", "generate: {precision: int8, "))
     where = ["--data", data / "binarised", "--model", model, "--prepared", data / "prepared", "--out"]
@@ -286,25 +286,25 @@ def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path,
 
 
 @pytest.mark.slow
-def test_every_door_gives_one_text(data, finished, model, ask, hypotheses):
-    """fairseq-generate, -interactive, the hub, the run and its checkpoint to translate; tests/export has ONNX."""
+def test_every_interface_gives_the_same_translations(data, finished, model, ask, hypotheses):
+    """fairseq-generate, -interactive, the hub, and scripts.translate options a run and options a checkpoint; ONNX: tests/export."""
     output = read_lines(data / "toy" / "seed1" / "hypotheses" / "hypotheses.tok")
-    assert len(set(output)) > 10  # 30 of 30 in each of nine runs: three seeds, with AVX-512, AVX2 and without
+    assert len(set(output)) > 10  # 30 options 30 in each options nine runs: three seeds, with AVX-512, AVX2 and without
     settings = find_trained(data / "toy").generate | {"batch-size": 1}
     command = generate_command(load_config(finished[0]), settings, data / "binarised", model, "test", gpu=False)
-    place, units = command.index("fairseq_cli.generate"), read_lines(data / "prepared" / "test.en")
-    command[place] = "fairseq_cli.interactive"
+    position, units = command.index("fairseq_cli.generate"), read_lines(data / "prepared" / "test.en")
+    command[position] = "fairseq_cli.interactive"
     printed = subprocess.run(command, input="\n".join(units).encode(), capture_output=True, check=True).stdout.decode()
     assert [line.split("\t")[2] for line in printed.split("\n") if line.startswith("H-")] == output
 
     joined = unit_joiner("subword_nmt")
     assert joined
-    text = list(map(joined, units))  # what the model's own codes cut
-    of: dict[str, Any] = {"data_name_or_path": str(data / "binarised"), "source_lang": "en", "target_lang": "de"}
+    text = list(map(joined, units))  # joined: the model's own codes segment it again
+    options: dict[str, Any] = {"data_name_or_path": str(data / "binarised"), "source_lang": "en", "target_lang": "de"}
     for lines, more in ((text, {}), (units, {"bpe": None})):
-        hub = LightConvModel.from_pretrained(str(model.parent), model.name, **{**of, **more})
-        found = hub.translate(lines, beam=2, max_len_b=20)
-        assert (list(map(joined, found)) if more else found) == output
+        hub = LightConvModel.from_pretrained(str(model.parent), model.name, **{**options, **more})
+        translations = hub.translate(lines, beam=2, max_len_b=20)
+        assert (list(map(joined, translations)) if more else translations) == output
 
     raw = "\n".join(written(data, "en")).encode()
     for path in (data / "toy", model):

@@ -1,4 +1,4 @@
-"""scripts/first_gpu.sh with a stand-in for Python; what it runs is tested elsewhere, tests/gpu on a CPU too."""
+"""scripts/first_gpu.sh with a stand-in for Python. The programs that it runs have their own tests."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def run(tmp_path):
     return call
 
 
-def test_a_section_that_fails_leaves_the_others_and_is_run_again(run, tmp_path):
+def test_the_other_sections_run_if_one_fails_which_the_next_call_repeats(run, tmp_path):
     (tmp_path / "broken").touch()
     process = run("--device=cpu", "--only", "info,train,new")
     assert process.stderr == f"error: failed: train; see their logs in {tmp_path}/out\n"
@@ -46,7 +46,7 @@ def test_a_section_that_fails_leaves_the_others_and_is_run_again(run, tmp_path):
     assert "info: passed before" in process.stdout
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call.split()[1] for call in calls].count("lightconv_plugin.info") == 1
-    assert "pip" not in " ".join(calls), "an environment that is given is taken as it is: there may be no network"
+    assert "pip" not in " ".join(calls), "the script must install nothing into the user's environment: there may be no network"
 
 
 @pytest.mark.parametrize(("part", "sections"), [("1", 10), ("2", 4)])

@@ -57,12 +57,12 @@ def test_prepared_lines_are_joined_as_fairseq_joins_units(tmp_path_factory, symb
     folder = tmp_path_factory.mktemp("prepared")
     for language in ("en", "de"):
         (folder / f"test.{language}").write_text(" ".join(units) + "\n", encoding="utf-8")
-    found = prepared_lines(folder, "test", ("en", "de"), {"post-process": symbol})
+    lines = prepared_lines(folder, "test", ("en", "de"), {"post-process": symbol})
     expected = [post_process(" ".join(units), symbol)]
-    assert found == {"source.tok": expected, "reference.tok": expected}
+    assert lines == {"source.tok": expected, "reference.tok": expected}
 
 
-def test_a_reference_is_what_was_prepared_and_not_what_the_dictionary_knows():
+def test_references_are_the_prepared_lines_even_with_words_out_of_the_dictionary():
     output = collect([line for number in range(3) for line in printed(number, ("a", "na<<unk>> ve", "c"))] + ENDING)
     assert output.in_corpus_order()["reference.tok"] == ["na<<unk>> ve"] * 3
     prepared = {"source.tok": ["a"] * 3, "reference.tok": ["naïve"] * 3}
@@ -84,23 +84,23 @@ def test_speed_and_bleu_are_fairseqs_own():
     assert output.facts == {"sentences": 3, "tokens": 1024, **speed, "fairseq_bleu": 12.34}
 
 
-def test_output_that_is_not_whole_is_refused():
-    lacking = [line for line in three() if not line.startswith("H-2")]
+def test_incomplete_output_is_refused():
+    incomplete = [line for line in three() if not line.startswith("H-2")]
     for lines, message in (
-        (lacking + ENDING, "2 of the 3 H- lines of `test`; the first missing is H-2"),
+        (incomplete + ENDING, "2 of the 3 H- lines of `test`; the first missing is H-2"),
         (three(), "did not finish the subset"),
     ):
         with pytest.raises(UserError, match=message):
             collect(lines).in_corpus_order()
 
 
-def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
+def test_an_n_best_list_can_be_ordered_by_any_length_penalty():
     output = GenerationOutput("test")
-    said = (
+    printed_lines = (
         "INFO:fairseq:loaded 1 examples from: /a/test.en-de.en|S-0\ta|T-0\tb|H-0\t-3.0\tshort|D-0\t-3.0\tshort|"
         "P-0\t-1.5 -1.5|H-0\t-4.0\ta longer one|D-0\t-4.0\ta longer one|P-0\t-1.0 -1.0 -1.0 -1.0"
     )
-    for line in [*said.split("|"), *ENDING]:
+    for line in [*printed_lines.split("|"), *ENDING]:
         output.read(line)
     assert output.in_corpus_order()["hypotheses.tok"] == ["short"]
     assert output.hypotheses[0] == [Hypothesis(-3.0, "short", 2), Hypothesis(-4.0, "a longer one", 4)]
@@ -110,11 +110,11 @@ def test_an_n_best_list_is_put_in_order_by_any_length_penalty():
 
 @pytest.mark.parametrize(("languages", "named"), [(("zh-Hant", "en"), True), (("en", "de"), False)])
 def test_languages_with_a_hyphen_are_named(languages, named, monkeypatch):
-    """fairseq takes dict.pt-BR.txt for the pair pt and BR."""
+    """From dict.pt-BR.txt, fairseq would infer the pair pt and BR."""
     monkeypatch.setattr(commands, "load_dataset", lambda name: SimpleNamespace(languages=languages))
     config = Config(path=Path("c.yaml"), name="c", dataset="d", seeds=[1], train={"arch": "a"})
     places = Path("data"), Path("out")
     train = commands.train_command(config, 1, *places, Devices(gpu=False, count=1))
     for command in (train, generate_command(config, {}, *places, "test", gpu=False)):
-        found = [word for word in command if "-lang" in word]
-        assert found == ([f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if named else [])
+        flags = [word for word in command if "-lang" in word]
+        assert flags == ([f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if named else [])
