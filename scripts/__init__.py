@@ -1,4 +1,4 @@
-"""The stages as commands, such as train, average, generate, score. ``scripts.reproduce`` runs all of them."""
+"""Commands for the stages, such as train, average, generate, score; ``scripts.reproduce`` runs all of them."""
 
 from data_prep.common import set_up_command
 

@@ -24,7 +24,5 @@ def commands() -> list[list[str]]:
 if __name__ == "__main__":
     listed = "\n".join(aligned(commands(), left=2))
     if len(sys.argv) > 1:
-        sys.exit(
-            f"error: there is no command `{sys.argv[1]}` here; give one of these, which all have --help:\n{listed}"
-        )
+        sys.exit(f"error: unknown command `{sys.argv[1]}`; expected one of these, which all have --help:\n{listed}")
     print(listed)

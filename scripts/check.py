@@ -210,8 +210,8 @@ def check_validation(train: Command, args: Namespace) -> None:
     if args.maximize_best_checkpoint_metric is not (metric in HIGHER_IS_BETTER):
         raise train.refusal(
             "maximize-best-checkpoint-metric",
-            f"and of {metric} {'more' if metric in HIGHER_IS_BETTER else 'less'} is better: the worst checkpoint would "
-            "be kept as the best",
+            f"but a {'higher' if metric in HIGHER_IS_BETTER else 'lower'} {metric} is better: the worst checkpoint "
+            "would be kept as the best",
         )
 
 
@@ -222,8 +222,8 @@ def check_units(config: Config, run: Command, args: Namespace) -> None:
     if config.metric != "perplexity" and dataset.steps and joined != dataset.units:
         raise run.refusal(
             "post-process",
-            f"and {dataset.name} is in subwords of {dataset.units}; set generate.post-process: "
-            f"{dataset.units or 'null'}",
+            f"but {dataset.name} has {f'subwords of {dataset.units}' if dataset.units else 'whole words'}; set "
+            f"generate.post-process: {dataset.units or 'null'}",
         )
 
 
@@ -267,17 +267,17 @@ def check_lengths(config: Config, built: TaskAndModel, running: Namespace) -> No
 
 
 def check_first(config: Config, data: Path | None = None, devices: Devices | None = None) -> None:
-    """Check a configuration, with the binarised ``data`` if they are there, and say that it can be trained."""
+    """Check a configuration, with the binarised ``data`` if there are any, and print that it can be trained."""
     with as_found():
         load_plugin()
-        logging.getLogger("fairseq").setLevel(logging.ERROR)  # what it would warn of is said here
+        logging.getLogger("fairseq").setLevel(logging.ERROR)  # this check reports what fairseq would warn of
         check(config, data, devices or find_devices(cpu_processes=config.cpu_processes))
     print(f"check: {config.path} can be trained{' on these data' if data else ''}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = config_parser(__doc__)
-    parser.add_argument("--data", type=Path, metavar="BINARISED", help="what data_prep.binarise wrote")
+    parser.add_argument("--data", type=Path, metavar="BINARISED", help="the folder that data_prep.binarise wrote")
     arguments = parser.parse_args(argv)
     if arguments.data:
         check_binarised(arguments.data)

@@ -5,27 +5,30 @@ file may have a base, too.
 
   dataset: the name of a file in data_prep/datasets, without .yaml, or the path of a dataset's YAML file, relative to
                      the file that sets it
-  precision: fp16    of the training: fp32 (the default), fp16 with fairseq's loss scaling on GPUs, bf16, or auto: on a
-                     CPU bf16 where the processor is fast in it, on GPUs fp16
+  precision: fp16    the precision of the training: fp32 (the default); fp16, on GPUs, with fairseq's loss scaling;
+                     bf16; or auto: fp16 on GPUs, and on a CPU bf16 if the processor is fast in it, else fp32
   seeds: [1, 2, 3]   one model is trained for each seed; the best one on validation is tested
   train: {...}       fairseq-train's flags without the dashes: true is a bare flag, null and false leave the flag out,
                      so that a file can undo a setting of its base; a list is joined with commas
-  batch: {tokens: 458752, max-tokens: 3584}   tokens of an update over all devices, and at most how many a device takes
-                     at once: update-freq follows from the devices. With cpu-processes: 2, where there is no GPU, two
-                     processes if there are two cores: small models train faster so than with two threads
+  batch: {tokens: 458752, max-tokens: 3584}   the tokens of an update over all devices, and the largest number of tokens
+                     that a device takes at once; update-freq follows from the number of devices. With cpu-processes: 2,
+                     a machine without GPUs but with two cores trains in two processes: small models train faster in
+                     two processes than in two threads
   average: {by: update, last: 10}   the mean of the last checkpoints; without it the best checkpoint is used as it is
-  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the units of
-                     words; of a language model it is needed only where the text comes prepared. precision, no flag of
-                     fairseq's, is that of the search: fp32 (the default), bf16 or int8 on a CPU, fp16 on a GPU, or auto
-  tune: {last: [best, 5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and flags of `generate`, all
-                     combinations of which are compared on validation, for each seed by itself; best: the checkpoint
-                     with the best validation, by itself
-  score: {metric: bleu}   by which settings and seeds are chosen on validation: bleu (tokenised), bleu_compounds (the
-                     same with compounds split), sacrebleu, rouge or perplexity
-  speed: {beam: 4, batch-size: 256, subset: valid, runs: 3, baseline: transformer.yaml}   the speed of generation beside
-                     that of another configuration (a path relative to this one) in the same run
+  generate: {...}    fairseq-generate's flags; for a language model fairseq-eval-lm's. post-process names the kind of
+                     subwords; a language model needs it only if its dataset has no steps. precision is not a flag of
+                     fairseq, but the precision of the search: fp32 (the default), bf16 or int8 on a CPU, fp16 on a GPU,
+                     or auto
+  tune: {last: [best, 5, 10], lenpen: [0.6, 1.0]}   candidates for average.last and for flags of `generate`; all
+                     combinations are compared on validation, for each seed separately. best is the checkpoint with the
+                     best validation score, without averaging
+  score: {metric: bleu}   the score on validation by which settings and seeds are chosen: bleu (tokenised),
+                     bleu_compounds (the same with compounds split), sacrebleu, rouge or perplexity
+  speed: {beam: 4, batch-size: 256, subset: valid, runs: 3, baseline: transformer.yaml}   settings for measuring the
+                     speed of generation; the speed of the baseline, another configuration (a path relative to this
+                     one), is measured in the same run
 
-A whole section given as null is taken back. ``--dataset`` of the commands takes the place of ``dataset``.
+A section that is null is empty, whatever its base has. The commands' option ``--dataset`` replaces ``dataset``.
 """
 
 import argparse
@@ -49,8 +52,8 @@ SEARCH_PRECISIONS = (*PRECISIONS, "int8")
 METRICS = ("bleu", "bleu_compounds", "sacrebleu", "rouge", "perplexity")
 SUBSETS = ("valid", "test")
 BEST = "best"
-"""In `tune.last` the checkpoint with the best validation, in place of a mean."""
-# the types of what each section holds. None: fairseq's flags, which fairseq itself checks
+"""The value in `tune.last` for the checkpoint with the best validation score, in place of a mean."""
+# the keys of each section with their types; None: fairseq's flags, which fairseq itself checks
 SECTIONS: dict[str, dict[str, type] | None] = {
     "train": None,
     "batch": {"tokens": int, "max-tokens": int, "cpu-processes": int},
@@ -82,8 +85,8 @@ OTHER_NAMES = {
     "nval": "max-valid-steps",
     "save-async": "write-checkpoints-asynchronously",
 }
-"""fairseq's second names of its flags, with the first names, which alone are accepted. A test compares both with
-fairseq's parsers."""
+"""fairseq's second names of its flags, with the first names. Only the first names are accepted. A test compares both
+with fairseq's parsers."""
 
 
 def combinations(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -107,7 +110,8 @@ class Config:
     score: dict[str, Any] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
-    published_precision: str = "fp16"  # what "auto" means on a GPU: the files' precision if they name one
+    # the precision that "auto" stands for on a GPU: the files', which is fp32 if they set none; fp16 if they set "auto"
+    published_precision: str = "fp16"
     other_dataset: str | None = None
 
     @property
@@ -134,7 +138,7 @@ class Config:
 
     @property
     def cpu_processes(self) -> int:
-        """Number of training processes on a CPU that has as many cores."""
+        """Number of training processes on a machine without GPUs, if it has as many cores."""
         return int(self.batch.get("cpu-processes", 1))
 
     def merged(self) -> dict[str, Any]:
@@ -302,7 +306,7 @@ def _is_whole(value: Any, least: int = 1) -> bool:
 
 
 def _are_different(values: Any, least: int | None = None) -> bool:
-    """Return True if it is a list of values, none of them twice; with ``least``, of whole numbers from it on."""
+    """Return True for a list of values without repetitions; with ``least``, of whole numbers that are not smaller."""
     if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
         return False
     return least is None or all(_is_whole(value, least) for value in values)

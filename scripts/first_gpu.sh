@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in quarters of an hour: tests and speeds (part 1), trainings of the paper's size (part 2).
-# usage: scripts/first_gpu.sh OUT [--device cuda:N] [--part 2]    OUT/SECTION.log has what a section printed; a second
-#                                                                 call goes on with what has not passed
+# Run what needs a GPU, in quarters of an hour: tests and speeds (part 1), trainings of the paper's size (part 2).
+# usage: scripts/first_gpu.sh OUT [--device cuda:N] [--part 2]    OUT/SECTION.log has the output of a section; a second
+#                                                                 call runs the sections that have not passed
 #        scripts/first_gpu.sh OUT --device cpu [--part 2]         a rehearsal at small sizes on a CPU, in .venv
-#        --only info,tests    these sections alone. Part 1: info, compile, new, decode, train, train_16384, train_wmt,
+#        --only info,tests    only these sections. Part 1: info, compile, new, decode, train, train_16384, train_wmt,
 #                             kernels, tests, memcheck, racecheck, ops_float16, ops_float32. Part 2: transformer,
-#                             dynamicconv, self_attention, lightconv, of data that `scripts.reproduce` has binarised
-#        VENV=DIR             this environment, as it is. Without it .venv-cuda is made: from the CUDA build of torch
-#                             that $PYTHON (python3) has, if it has one, else with TORCH=SPEC (torch==2.13.0)
-#        WHEELS=DIR           beside such a build the other packages come from these files, without a network
+#                             dynamicconv, self_attention, lightconv, on data that `scripts.reproduce` has binarised
+#        VENV=DIR             use this environment as it is (default: make .venv-cuda, with the CUDA build of torch of
+#                             $PYTHON (python3) if it has one, else with TORCH=SPEC (torch==2.13.0))
+#        WHEELS=DIR           with the CUDA build of $PYTHON, install the other packages from these files, offline
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     -h | --help) usage; exit ;;
     --device | --only | --part) [ $# -gt 1 ] || fail "$1 needs a value"; printf -v "${1#--}" %s "$2"; shift ;;
     --device=* | --only=* | --part=*) name=${1%%=*}; printf -v "${name#--}" %s "${1#*=}" ;;
-    -*) fail "$1 is no option; see --help" ;;
+    -*) fail "$1 is not an option; see --help" ;;
     *) out=$1 ;;
   esac
   shift
@@ -34,7 +34,7 @@ for name in ${only//,/ }; do
   [[ " ${sections[*]} " == *" $name "* ]] || fail "--only $name: the sections of part $part are ${sections[*]}"
 done
 
-# a CUDA build of torch that is there already is not downloaded again
+# a CUDA build of torch that is already installed is not downloaded again
 if [ -z "${VENV:-}" ] && [ "$device" != cpu ]; then
   export VENV=$root/.venv-cuda TORCH=${TORCH:-torch==2.13.0}
   if "${PYTHON:-python3}" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2>/dev/null; then
@@ -54,7 +54,7 @@ out=$(cd "$out" && pwd)
 cd "$root"
 
 failed=()
-# section NAME MINUTES COMMAND...: what it prints goes to OUT/NAME.log; OUT/NAME.passed has the command that passed
+# section NAME MINUTES COMMAND...: its output goes to OUT/NAME.log; OUT/NAME.passed has the command that passed
 section() {
   local name=$1 minutes=$2 status=0
   shift 2
@@ -74,7 +74,7 @@ section() {
   echo "  failed: $(tail -n 1 "$out/$name.log")"
   failed+=("$name")
 }
-# -v: the log has the name of each test when it starts; -Wdefault: a device brings warnings that no other machine has
+# -v: the log has the name of each test when it starts; -Wdefault: warnings that only this device causes are no errors
 pytest=(env OMP_NUM_THREADS=1 "$python" -m pytest -v -p no:cacheprovider --disable-warnings -Wdefault -m gpu
   -o faulthandler_timeout=60 "--device=$device")
 cores=$(nproc) # each process has a CUDA context of half a gigabyte
@@ -107,7 +107,7 @@ else
   bench kernels 3 kernels "${kernels[@]}"
   section tests 6 "${pytest[@]}" tests/gpu "${workers[@]}"
   sanitizer=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda/bin command -v compute-sanitizer || true)
-  for tool in memcheck racecheck; do # without the allocator's cache, in whose blocks no read past a tensor's end shows
+  for tool in memcheck racecheck; do # without the allocator's cache, whose blocks hide reads past a tensor's end
     if [ "$device" = cpu ] || [ -z "$sanitizer" ]; then
       echo "$tool: not run: it needs a GPU, and compute-sanitizer on PATH, in CUDA_HOME or in /usr/local/cuda"
       continue

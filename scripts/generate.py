@@ -1,7 +1,7 @@
 """Translate a subset of binarised data with a trained model, through fairseq-generate.
 
-DIR gets generate.log (all that fairseq said), hypotheses.tok, reference.tok and source.tok (tokenised, in the order
-of the corpus) and generation.json with the speed that fairseq measured, the BLEU that it computed, and the settings.
+DIR gets generate.log (fairseq's whole output), hypotheses.tok, reference.tok and source.tok (tokenised, in the order of
+the corpus) and generation.json with the speed that fairseq measured, the BLEU that it computed, and the settings.
 """
 
 from collections.abc import Sequence

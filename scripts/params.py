@@ -32,8 +32,8 @@ class Vocabulary:
 VOCABULARIES = {
     "wmt16_en_de_google": Vocabulary(32_768, None),  # the size to which fairseq's command cuts the dictionary
     "wmt14_en_fr": Vocabulary(44_512, None),  # of the published models (fairseq's issue 3207)
-    # by the three counts the source, target and output matrices have 115.9M. Public steps give 50,080 and 33,080
-    # entries, with which each model would have 3.1M more
+    # the paper's three counts leave 115.9M for the source, target and output matrices. Public steps give 50,080 and
+    # 33,080 entries, with which each model would have 3.1M more
     "wmt17_zh_en": Vocabulary(37_728, 37_728, from_data=False),
     "iwslt14_de_en": Vocabulary(8_848, 6_632),  # public logs
     "iwslt14_de_en_2018": Vocabulary(8_848, 6_632),

@@ -6,11 +6,11 @@ examples: python -m scripts.pretrained list
 
 `score` fetches a model, prepares its test set with the model's own BPE codes and dictionaries, generates with the
 settings that its authors published, and prints the paper's score, ours, the difference and the tolerance. Its exit
-status is not 0 if a model has no score or one outside of the tolerance. The same command again does what is left.
+status is not 0 if a model has no score or one outside of the tolerance. After an interruption the same command resumes.
 
 For `get`, DIR gets the dictionaries, the BPE codes, model.pt and manifest.json, all or nothing. An interrupted download
-goes on where it stopped when the same command runs again. No checksums were published with these files: the manifest
-records the SHA-256 of what came.
+resumes when the same command runs again. No checksums were published with these files; the manifest records the SHA-256
+of the downloaded archive.
 """
 
 # work/pretrained/NAME                    the model
@@ -43,17 +43,17 @@ from lightconv_plugin.units import CodesError, find_codes
 from scripts.scoring.score_names import NAMES as SCORES
 
 WORK = CHECKOUT / "work" / "pretrained"
-FILE = CHECKOUT / "configs" / "published.yaml"  # its header says what it holds
+FILE = CHECKOUT / "configs" / "published.yaml"  # its header describes its keys
 MANIFEST = "manifest.json"
-AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no figure"  # the verdicts that are no failure
+AS_PUBLISHED, NO_FIGURE = "as published", "the paper has no score"  # the verdicts that are not failures
 
 
 @dataclass(frozen=True)
 class Published:
-    """One model; its name says its operator, whether it has GLUs, and what it translates."""
+    """A published model. Its name has three parts: the operator, glu or no_glu, and the data and languages."""
 
     name: str
-    of: str  # what it translates
+    of: str  # the data and languages
     archive: str
     config: Path
     dataset: str
@@ -112,7 +112,7 @@ def convert(source: Path, out: Path) -> str:
 def get(model: Published, out: Path, origin: str | None = None) -> dict[str, Any]:
     """Fetch, check, unpack and convert a model into ``out``; return its manifest.
 
-    ``origin`` is the folder with the archive in it, or that folder's address; None: the model's own.
+    ``origin`` is the folder that has the archive, or that folder's address; None: the address where it was published.
     """
     check_writable(out)
     origin = origin or model.url
@@ -130,7 +130,7 @@ def get(model: Published, out: Path, origin: str | None = None) -> dict[str, Any
             checkpoint = unpack(fetched / model.archive, Path(unpacked))
             for path in sorted(Path(unpacked).rglob("[!.]*"), key=lambda path: path.parent != checkpoint.parent):
                 if path.is_file() and path != checkpoint and not (folder / path.name).exists():
-                    copy_file(path, folder / path.name)  # of two of one name, the one beside the checkpoint
+                    copy_file(path, folder / path.name)  # of two with the same name, the one beside the checkpoint
             print(convert(checkpoint, folder / "model.pt"), flush=True)
             write_json(folder / MANIFEST, manifest)
     except UserError:  # the archive is whole but of no use; after an interruption, or on a full disk, it is kept
@@ -148,7 +148,7 @@ def verdict(model: Published, score: float) -> str:
 
 
 def score(models: Sequence[Published], root: Path, origin: str | None = None) -> None:
-    """Score the models one after another, also if some fail, and print the table."""
+    """Score the models one after the other, even if some fail, and print the table."""
     rows: list[Sequence[str]] = [("model", "test set", "score", "paper", "ours", "verdict")]
     signatures, failed = list[str](), list[str]()
     for model in models:
@@ -231,15 +231,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, models = argument_parser(__doc__), read_published()
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the published models and their addresses")
-    fetching = commands.add_parser("get", help="fetch, check and convert one")
-    scoring = commands.add_parser("score", help="score one or all, beside the paper's scores")
+    fetching = commands.add_parser("get", help="fetch, check and convert a model")
+    scoring = commands.add_parser("score", help="score one model or all, beside the paper's scores")
     where = "where the archives are (default: the addresses of `list`)"
     fetching.add_argument("name", metavar="NAME", choices=models, help="as `list` prints it")
     scoring.add_argument("name", metavar="NAME", choices=[*models, "all"], help="as `list` prints it, or all")
     for command in (fetching, scoring):
         command.add_argument("--from", dest="origin", metavar="FOLDER_OR_URL", help=where)
     fetching.add_argument("--out", metavar="DIR", type=Path, help="folder to fill (default: work/pretrained/NAME)")
-    scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help="for all results (default: %(default)s)")
+    all_results = "folder for all results (default: %(default)s)"
+    scoring.add_argument("--out", metavar="DIR", type=Path, default=WORK, help=all_results)
     arguments = parser.parse_args(argv)
     if arguments.command == "list":
         print("\n".join(aligned([(model.name, model.url + model.archive) for model in models.values()], left=2)))

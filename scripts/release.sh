@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the files of a release from the last commit into dist/: the sources, a wheel for any machine, which compiles at
-# first use, and one with the compiled library. auditwheel then shows for which machines that one is; if its name says
-# another platform, this is an error.
-# usage: scripts/release.sh    in the environment that scripts/setup.sh makes (VENV=DIR: another); it needs g++
+# Build the files of a release from the last commit into dist/: the sources, a wheel for any machine, which compiles at
+# first use, and a wheel with the compiled library. auditwheel then reports the platform of the compiled wheel; it is an
+# error if the wheel's name has another one.
+# usage: scripts/release.sh    in the environment that scripts/setup.sh makes (VENV=DIR: in another one); it needs g++
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 case "${1:-}" in
@@ -12,7 +12,7 @@ case "${1:-}" in
 esac
 python=${VENV:-$root/.venv}/bin/python
 if [ -e "$root/dist" ]; then
-  echo "error: $root/dist is there already; move it away" >&2
+  echo "error: $root/dist exists already; move it away" >&2
   exit 1
 fi
 folder=$(mktemp -d)
@@ -26,11 +26,11 @@ report=$("$python" -m auditwheel show "$wheel" | tr '\n' ' ')
 echo "$report" | fold -s -w 120
 tag=$(sed -E 's/.*-(manylinux_.*)\.whl/\1/' <<<"$wheel")
 if ! grep -q "constrains the platform tag to \"$tag\"" <<<"$report"; then
-  echo "error: $wheel is named for $tag, and auditwheel finds another platform; do not publish it" >&2
+  echo "error: $wheel has the platform $tag in its name, but auditwheel reports another one; do not publish it" >&2
   exit 1
 fi
 mv dist "$root/dist"
 ls -l "$root/dist"
 if grep -q '^Repository = .*/OWNER/' "$root/pyproject.toml"; then
-  echo "before these are published: fill in the repository's address, in pyproject.toml and in CITATION.cff" >&2
+  echo "before you publish these files, fill in the repository's address in pyproject.toml and CITATION.cff" >&2
 fi

@@ -95,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     scores, details = evaluate(by_key, hypotheses, references)
     if not scores:
         raise UserError(f"there is no {untouched}, which {' and '.join(by_key)} are computed on; run the stage prepare")
-    own_first = sorted(scores, key=lambda name: name != config.metric)
-    lines = [f"{NAMES[name]} {scores[name]:.2f}  {details[name]['signature']}" for name in own_first]
+    chosen_first = sorted(scores, key=lambda name: name != config.metric)
+    lines = [f"{NAMES[name]} {scores[name]:.2f}  {details[name]['signature']}" for name in chosen_first]
     if references.text is None:
         lines.append(f"there is no {untouched}: no score of untokenised text")
     generation = generated(config, subset, read_json(arguments.hypotheses / "generation.json").get("settings", {}))

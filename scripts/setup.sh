@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the Python environment that the demo and the tests run in, with the plugin of this checkout (pip install -e), and
-# compiles its operators. A second call finds it ready.
+# Make the Python environment for the demo and the tests, with the plugin of this checkout (pip install -e), and compile
+# its operators. If the environment is complete, nothing is done.
 # usage: scripts/setup.sh [--fastbpe]   VENV=DIR    where (default: .venv in the checkout; an existing one is completed)
 #                                       PYTHON=EXE  Python 3.11 to 3.13 (default: python3); on 3.13 fairseq is
 #                                                   compiled, by a C++ compiler and Python's headers, in 5 minutes
-#                                       TORCH=SPEC  what pip is asked for (default: torch==2.13.0)
-# --fastbpe: fastBPE too, which the preparation can take in subword-nmt's place; it needs a C++ compiler.
+#                                       TORCH=SPEC  the torch that pip installs (default: torch==2.13.0)
+# --fastbpe: also install fastBPE, which data_prep can use in place of subword-nmt; it needs a C++ compiler.
 set -euo pipefail
 case "${1:-}" in
   "" | --fastbpe) ;;
@@ -17,34 +17,34 @@ venv=${VENV:-$root/.venv}
 python=${PYTHON:-python3}
 torch=${TORCH:-torch==2.13.0}
 
-if [ ! -x "$venv/bin/pip" ]; then # or a kill left it without
+if [ ! -x "$venv/bin/pip" ]; then # it has no pip if an earlier run was killed
   "$python" -c 'import sys; v = sys.version_info[:2]; sys.exit(
     None if (3, 11) <= v <= (3, 13) else f"error: Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]} (on 3.14 "
     "`import fairseq` fails); set PYTHON")'
   "$python" -m venv "$venv"
 fi
 
-# what is installed depends on these alone
+# the installed packages depend only on these
 stamp=$venv/.lightconv-setup
 wanted=$( (cat "$root/pyproject.toml"; echo "$torch" "$root"; "$venv/bin/python" -V) | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
   pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
   if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
-    # There is no wheel of fairseq. Building it needs torch, of which pip would fetch another build for itself.
+    # There is no wheel of fairseq. Building it needs torch; in an isolated build, pip would download another one.
     "${pip[@]}" "$torch" "setuptools<81" wheel "cython>=3.0,<4" "numpy>=1.26"
     pip+=(--no-build-isolation)
   fi
   # torch in the same command, so that nothing else pulls another build of it first
   "${pip[@]}" "$torch" -e "$root[fairseq,recipes,sweep,export,dev]"
-  # pip would compile on one core; like pip, this passes over a file that is written for another Python
+  # pip would compile on one core; like pip, this skips a file that is written for another Python
   "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
   "$venv/bin/python" -P -m lightconv_plugin.info # compiles the operators, and tests them
   echo "$wanted" >"$stamp"
 fi
 
-# Its package holds C++ that an old Cython wrote, which Python 3.11 does not compile: it is written anew in a venv that is
-# thrown away, because the tools this takes are older than those of the environment.
+# The package of fastBPE contains C++ that an old Cython generated and that does not compile for Python 3.11. It is
+# generated again in a temporary venv, because this takes older tools than those of the environment.
 if [ "${1:-}" = --fastbpe ] && ! "$venv/bin/python" -c 'import fastBPE' 2>/dev/null; then
   folder=$(mktemp -d)
   trap 'rm -rf "$folder"' EXIT

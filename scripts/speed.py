@@ -2,9 +2,9 @@
 
 The settings are those of the CONFIG's section `speed`: beam, batch size, subset, number of runs, and the baseline,
 another configuration of the same dataset. Runs of the two alternate, so that other load of the machine slows both; the
-first of each is not counted. The time is that of fairseq-generate: generation without loading and reading.
+first run of each is not counted. The time is the one that fairseq-generate prints, of generation without loading.
 
-With --prepared, trained models then also translate batches of lines of like lengths, in turns and in this process:
+With --prepared, trained models then also translate batches of lines of similar length, in turns and in this process;
 speed.json has the speed at each length.
 
 Without a trained baseline there is no ratio. With --untrained both architectures are timed with random weights (after
@@ -43,7 +43,7 @@ _LENGTHS = ("max-len-a", "max-len-b", "min-len", "match-source-len")
 
 @dataclass
 class System:
-    """A model to be timed."""
+    """A model whose speed is measured, with its tuned settings and the results so far."""
 
     config: Config
     model: Path
@@ -52,7 +52,7 @@ class System:
     by_length: list[dict[str, Any]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Return mean, standard deviation and number of each quantity over the counted runs."""
+        """Return the counted runs, and for each speed its mean, standard deviation and number of runs."""
         speeds = {key: over([run[key] for run in self.runs]) for key in FIGURES}
         return {"model": self.config.name, "runs": self.runs, **speeds, "by_length": self.by_length}
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Lint, format, types and tests, in the environment .venv, which scripts/setup.sh makes first (2 GB).
+# Check lint, format and types, and run the tests, in the environment .venv, which scripts/setup.sh makes first (2 GB).
 # usage: scripts/test.sh [options of pytest, such as tests/ops, -k name, or --cpu-capability avx2 or default, as on a
 #                         processor without wider vectors]
-#        scripts/test.sh --cuda-build [options of pytest]    what a CUDA build of torch shows without a GPU, in an
+#        scripts/test.sh --cuda-build [options of pytest]    the tests that need a CUDA build of torch but no GPU, in an
 #                                                            environment of its own (.venv-cuda, 6 GB)
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,7 +19,7 @@ cd "$root"
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 "$bin/mypy"
-# one process a core, and one more: tests wait for the commands that they start (on two cores three processes take a quarter
-# less time than two)
+# one process per core, and one more, because tests wait for the commands that they start (on two cores, three processes
+# take a quarter less time than two)
 unset PYTHONDONTWRITEBYTECODE  # or each process compiles all tests anew
 exec "$bin/python" -m pytest --numprocesses "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder "$@"

@@ -98,7 +98,7 @@ class Diverged(UserError):
 
 
 class Reporter:
-    """Prints one concise line of progress from fairseq's log lines."""
+    """A callback that turns fairseq's log lines into one concise line of progress."""
 
     def __init__(self, max_update: int | None) -> None:
         self.max_update = max_update

@@ -1,17 +1,17 @@
-"""Translate or summarise text with a trained model: text as people write it, in and out, a sentence per line.
+"""Translate or summarise plain text with a trained model, one sentence per line.
 
 MODEL is a run's folder in work/ (its best seed, with the settings tuned for it), a folder that scripts.pretrained
-filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...), the model, and
-back. A line that is not UTF-8, or longer than the model can take, is named on standard error; an empty line is answered
-with an empty one.
+filled, or a checkpoint. Each line goes through the steps of the model's dataset (tokeniser, BPE, ...) and through the
+model, and the result is detokenised. A line that is not UTF-8 or is too long for the model is reported on standard
+error; the translation of an empty line is an empty line.
 
-Of a file FILE, lines of like length are translated together, which is fastest, and the answers come in the order of the
-lines. With --out they are written to a file, complete or not at all; a run that was interrupted is continued by the
-same command. Without FILE, lines are read from standard input, and each is answered before the next is read;
---batch-size N reads and answers N lines at a time. In a terminal there is a prompt, and Ctrl-D ends it.
+With a FILE, lines of similar length are translated together, which is fastest; the translations are in the order of the
+lines. With --out they are written to a file, which appears when it is complete; after an interruption the same command
+resumes. Without FILE, lines are read from standard input, and each is translated before the next is read; with
+--batch-size N, N lines at a time. In a terminal there is a prompt; Ctrl-D ends it.
 
-With --nbest N a line is answered with its N best translations, each as: number of the line, score, text, separated by
-tabs. The score is the mean log-probability of a token, to base 2, as fairseq-generate prints it.
+With --nbest N, the N best translations of each line are printed, each as the number of the line, the score and the
+text, separated by tabs. The score is the mean log-probability of a token, to base 2, as fairseq-generate prints it.
 
 examples:
   echo "This package contains the documentation." | python -m scripts.translate work/debian_en_de/dynamicconv
@@ -55,21 +55,27 @@ _facts = functools.partial(read_json, missing={})
 
 @dataclass(frozen=True)
 class Trained:
-    """A model and what it needs to be asked."""
+    """A trained model, with the files and settings for translating with it."""
 
     model: Path
     dictionaries: Path
     dataset: str
     codes_folders: tuple[Path, ...]
-    generate: dict[str, Any]  # fairseq-generate's flags as the run's test set is generated with, where that is known
+    generate: dict[str, Any]  # fairseq-generate's flags for the run's test set, if known
     train: dict[str, Any]
 
 
 def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path | None = None) -> Trained:
-    """Find what belongs to a run's folder in work/ or one of its seeds', one of scripts.pretrained, or a checkpoint.
+    """Find a trained model's dictionaries, BPE codes, dataset and generation settings from its path.
 
-    Of a run's seeds the one that is best on validation is taken. ``dataset``, whose steps the text goes through, and
-    ``dictionaries``, the folder of dict.*.txt, are given where they do not follow from the path.
+    Args:
+        path: a run's folder in work/, whose best seed on validation is used; a seed's folder; a folder that
+            scripts.pretrained filled; or a checkpoint.
+        dataset: the dataset whose steps the text goes through, if it does not follow from the path.
+        dictionaries: the folder of dict.*.txt, if it does not follow from the path.
+
+    Raises:
+        UserError: there is no model at the path, or its dataset is not known.
     """
     if not path.exists():
         raise UserError(f"there is no {path}; give a run's folder in work/, a folder of pretrained.py, or a checkpoint")
@@ -77,9 +83,9 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     root = path if best is None else path / f"seed{best}"
     model = path if path.is_file() else next((root / name for name in _MODELS if (root / name).is_file()), None)
     if model is None:
-        seeds = ", ".join(sorted(each.name for each in path.glob("seed*"))) or "none there"
+        seeds = ", ".join(sorted(folder.name for folder in path.glob("seed*"))) or "it has none"
         raise UserError(
-            f"{path} has neither a record.json that says its best seed nor any of {', '.join(_MODELS)}; give a "
+            f"{path} has neither a record.json with its best seed nor any of {', '.join(_MODELS)}; give a "
             f"checkpoint, or one of its seeds: {seeds}"
         )
     data = next((parent for parent in model.resolve().parents if (parent / "binarised").is_dir()), None)
@@ -88,13 +94,13 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
     published = read_published().get(_facts(model.parent / "manifest.json").get("name", ""))
     codes = (model.parent, dictionaries, *([] if data is None else [data / "prepared"]))
 
-    def recorded(name: str) -> dict[str, Any]:  # wherever a link to the model lies, its records lie around the model
+    def recorded(name: str) -> dict[str, Any]:  # the model may be a link; the records lie around its target
         return next(filter(None, (_facts(folder / name) for folder in model.resolve().parents[:3])), {})
 
     config = recorded("record.json").get("config", {})
     dataset = dataset or (published.dataset if published else config.get("dataset") or (data.name if data else None))
     if dataset is None:
-        raise UserError(f"{model} does not say how its text was prepared; name the dataset with --dataset")
+        raise UserError(f"no record beside {model} has its dataset; name it with --dataset")
     settings = config.get("generate", {}) | recorded("tuned/tune.json").get("chosen", {})
     settings = settings or (published.generate if published else {})
     generate = {key: value for key, value in settings.items() if key != "last" and value is not None}
@@ -102,7 +108,7 @@ def find_trained(path: Path, *, dataset: str | None = None, dictionaries: Path |
 
 
 def read_text(line: bytes, number: int) -> str:
-    """Return a line of the input, cleaned as your own text is in preparation."""
+    """Return a line of the input, cleaned as the user's own text is in preparation."""
     text = line.decode("utf-8", errors="replace")
     if "\N{REPLACEMENT CHARACTER}" in text:
         print(f"line {number}: not UTF-8", file=sys.stderr, flush=True)
@@ -110,7 +116,7 @@ def read_text(line: bytes, number: int) -> str:
 
 
 class TextTranslator:
-    """A trained model that takes text as people write it.
+    """A trained model that translates plain text.
 
     Args:
         trained: the model.
@@ -123,13 +129,13 @@ class TextTranslator:
     def __init__(self, trained: Trained, arguments: argparse.Namespace) -> None:
         dataset = load_dataset(trained.dataset)
         if dataset.target is None:
-            raise UserError(f"{trained.model} is of {trained.dataset}, a language model: it has nothing to answer")
+            raise UserError(f"{trained.model} is a language model (of {trained.dataset}), and cannot translate")
         self.source, self.target = dataset.source, dataset.target
         units, codes = dataset.units, None
         if units and not any(step.name == APPLY_BPE for step in dataset.steps):
             codes = codes_file(self.source, *trained.codes_folders)
         chosen = {key: value for key in ("beam", "lenpen") if (value := getattr(arguments, key)) is not None}
-        # where no record of the run says how units are joined, the dataset's steps do
+        # if no record of the run has it, the dataset's steps determine how subwords are joined
         self.settings = {"post-process": units} | trained.generate | chosen
         precision = take_search_precision(
             arguments.precision or self.settings.get(PRECISION, "fp32"), trained.train, gpu=find_devices().gpu
@@ -149,7 +155,7 @@ class TextTranslator:
         )
 
     def prepare(self, line: bytes, number: int) -> str:
-        """Return the tokens of a line that the model takes; report on standard error what is wrong with the line."""
+        """Return a line as the tokens that the model reads; report problems of the line on standard error."""
         text = read_text(line, number)
         source = self._steps(text) if text else ""
         if (length := len(source.split())) > self.model.longest:
@@ -199,7 +205,7 @@ def typed_lines(prompt: str) -> Iterator[bytes]:
 
 
 def translate_file(file: Path, out: IO[bytes], translator: TextTranslator, kept: KeptAnswers, max_tokens: int) -> None:
-    """Translate the lines of a file that ``kept`` has no answers to, with progress; write the answers to all."""
+    """Translate the lines of a file that ``kept`` lacks, and show the progress; write the translations of all lines."""
     with open(file, "rb") as lines:
         total = sum(1 for _ in lines)
     start, initial = time.monotonic(), len(kept.answers)
@@ -218,13 +224,13 @@ def translate_file(file: Path, out: IO[bytes], translator: TextTranslator, kept:
         out.flush()
     seconds = time.monotonic() - start
     count = total - initial
-    print(f"{count:,} lines in {clock(seconds)}, {count / seconds:.1f} a second", file=sys.stderr)
+    print(f"{count:,} lines in {clock(seconds)}, {count / seconds:.1f} lines/s", file=sys.stderr)
 
 
 def write_translations(
     file: Path, out: Path, trained: Trained, translator: TextTranslator, arguments: argparse.Namespace
 ) -> None:
-    """Write the translations of a file's lines to ``out``, continuing what a killed run left beside it."""
+    """Write the translations of a file's lines to ``out``; continue from what a killed run left beside it."""
     inputs = {
         "file": digest([file]),
         "model": digest([trained.model]),
@@ -237,7 +243,7 @@ def write_translations(
         work = work_folder(out, inputs)
         kept = KeptAnswers(work / "answers.jsonl")
         if kept.answers:
-            print(f"{len(kept.answers):,} lines were translated before, and are kept", file=sys.stderr, flush=True)
+            print(f"{len(kept.answers):,} lines are already translated", file=sys.stderr, flush=True)
         with atomic_file(out, "wb") as f:
             translate_file(file, f, translator, kept, arguments.max_tokens)
         remove(work)
@@ -247,12 +253,12 @@ def run(out: IO[bytes], trained: Trained, arguments: argparse.Namespace) -> None
     """Translate the file that the arguments name, or standard input.
 
     Raises:
-        UserError: see ``TextTranslator``; or the file is not there, or ``--out`` is not ours to write.
+        UserError: the file does not exist, ``--out`` is a file of the user's, or as for ``TextTranslator``.
     """
     if arguments.file is None and arguments.out is not None:
         raise UserError("--out is for the translations of a FILE; without one they go to standard output")
     if arguments.file is not None and not arguments.file.is_file():
-        raise UserError(f"there is no file {arguments.file}; expected text, a sentence per line")
+        raise UserError(f"there is no file {arguments.file}; expected text, one sentence per line")
     if arguments.out is not None:
         check_writable(arguments.out)
     translator = TextTranslator(trained, arguments)
@@ -271,11 +277,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a run's folder, a published model's, or a checkpoint")
-    add("file", type=Path, metavar="FILE", nargs="?", help="text, a sentence per line (default: standard input)")
-    add("--out", type=Path, metavar="FILE", help="write the answers there, and go on where a killed run stopped")
-    add("--dataset", metavar="NAME", help="whose steps prepare a line, where MODEL does not say it")
-    add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, where MODEL does not say it")
-    size = f"tokens of a batch of a FILE, padding included (default: {MAX_TOKENS:,})"
+    add("file", type=Path, metavar="FILE", nargs="?", help="text, one sentence per line (default: standard input)")
+    add("--out", type=Path, metavar="FILE", help="write the translations there; resume a killed run")
+    add("--dataset", metavar="NAME", help="the dataset whose steps prepare a line, if MODEL does not record it")
+    add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, if MODEL does not record it")
+    size = f"tokens in a batch, including padding, for a FILE (default: {MAX_TOKENS:,})"
     add("--max-tokens", type=positive, default=MAX_TOKENS, metavar="N", help=size)
     add("--batch-size", type=positive, default=1, metavar="N", help="lines of standard input at a time (default: 1)")
     add("--beam", type=positive, metavar="N", help="width of the search (default: that of the run, or 5)")
@@ -289,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer
-    with redirect_stdout(sys.stderr):  # whatever libraries print is no answer
+    with redirect_stdout(sys.stderr):  # what libraries print must not mix with the translations
         run(answers_to, trained, arguments)
 
 

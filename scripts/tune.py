@@ -143,11 +143,11 @@ def reordering(settings: dict[str, Any], lenpen: float | None) -> float | None:
 
 
 def write_valid(config: Config, best: Candidate, search: dict[str, Any], seed: int | None, out: Path) -> None:
-    """Write the hypotheses of the chosen candidate as scripts.generate would have left them."""
+    """Write the hypotheses of the chosen candidate as scripts.generate would write them."""
     settings = noted_settings(config, generation_settings(config, best), gpu=find_devices().gpu)
     lines = search["lines"] | {generation.HYPOTHESES: rescored(search, reordering(settings, best.get("lenpen")))}
     noted = {"seed": seed, "subset": "valid", "averaged": averaged(config, best), **settings}
-    facts = {key: value for key, value in search["facts"].items() if key != "fairseq_bleu"}  # it is of another order
+    facts = {key: value for key, value in search["facts"].items() if key != "fairseq_bleu"}  # of another order
     write_hypotheses(out, lines, facts | {"settings": noted})
 
 

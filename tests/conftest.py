@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from data_prep.common.process import environment
 
-# prefixes of the variables with a user's settings: programs behave differently with them, so tests start without them
+# prefixes of variables that change what programs do: tests start without a user's own
 OWN = (
     *("ATEN_", "COLUMNS", "DNNL_", "FAIRSEQ_", "GIT_", "HF_", "LANG", "LC_", "LIGHTCONV_BACKEND", "LIGHTCONV_MATMUL"),
     *("MASTER_", "MPL", "ONEDNN_", "PIP_", "PYTHONIOENCODING", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "RANK", "SLURM_"),
@@ -36,9 +36,10 @@ CAPABILITIES = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
 }
 
-os.fsync = lambda fd: None  # fsync saves files from a failure of power, which no test has, and takes long
+os.fsync = lambda fd: None  # fsync protects files from a power failure, which no test has, and is slow
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job of a shell: the programs that tests interrupt would inherit it
+# a shell's background jobs ignore it, and the programs that tests interrupt would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("untimed", deadline=None)  # no time limits: the machine may be busy
@@ -51,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(CAPABILITIES.get(config.getoption("--cpu-capability"), {}))  # before anything imports torch
     if hasattr(config, "workerinput"):
         return  # a worker inherits the variables
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps its own folders, for inspection
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's folders stay, for inspection
     folder = tempfile.TemporaryDirectory(prefix="lightconv-tests-", ignore_cleanup_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
     config.add_cleanup(folder.cleanup)
@@ -59,15 +60,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device for tests/gpu; on cpu, the first case of each test runs")
-    parser.addoption("--cpu-capability", choices=CAPABILITIES, help="limit vectors to the width of this instruction set")
+    parser.addoption("--cpu-capability", choices=CAPABILITIES, help="limit vectors to those of this instruction set")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    gpu_cases = "the first case of each test; --device cuda runs all" if config.getoption("--device") == "cpu" else "all"
+    cases = "the first case of each test; --device cuda runs all" if config.getoption("--device") == "cpu" else "all"
     vectors = config.getoption("--cpu-capability") or "this processor's own"
     return [
         f"instruction set: {vectors} (--cpu-capability)",
-        f"tests/gpu: {gpu_cases}",
+        f"tests/gpu: {cases}",
         "tests/cuda_build: runs with a CUDA build of torch only (scripts/test.sh --cuda-build)",
     ]
 
@@ -95,7 +96,7 @@ def pytest_collection_finish() -> None:
 
 
 def parse_flags_once() -> None:
-    """Make Hydra parse each of fairseq's 300 flags once, and copy no repository: a third of the time of a command line."""
+    """Make Hydra parse each of fairseq's 300 flags once and copy no repository: a third of a command line's time."""
     from hydra._internal.config_repository import CachingConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -120,7 +121,7 @@ def reset_loggers() -> None:
 
 @pytest.fixture(autouse=True)
 def environment_as_new() -> Iterator[None]:
-    """Restore the environment variables, which commands and libraries change; outside the tests, each has its process."""
+    """Restore the environment variables, which commands change; outside the tests, each has its own process."""
     original = dict(os.environ)
     yield
     if os.environ != original:

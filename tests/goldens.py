@@ -43,7 +43,7 @@ def run(*module: str, **environment: str) -> str:
 def commands() -> Iterator[tuple[str, str]]:
     """Yield digests of the complete recipe and the commands of each configuration."""
     for path in sorted((REPO / "configs").glob("*/**/*.yaml")):
-        if not path.name.startswith("base") and "about:" not in path.read_text():  # bases and comparisons are not complete
+        if not path.name.startswith("base") and "about:" not in path.read_text():  # no base or comparison
             name = str(path.relative_to(REPO))
             yield f"print {name}", digest(run("scripts.reproduce", name, "--print"))
 
@@ -115,7 +115,7 @@ def main() -> None:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--out", type=Path, metavar="FILE", help="write the record to this file")
     mode.add_argument("--operators", action="store_true", help="print only the digests of the operators, as JSON")
-    parser.add_argument("--runs", action="store_true", help="also train the three small tasks, and record their results")
+    parser.add_argument("--runs", action="store_true", help="also train the three small tasks and record results")
     arguments = parser.parse_args()
     if arguments.operators:
         print(json.dumps(dict(operators())))

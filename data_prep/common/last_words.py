@@ -1,39 +1,40 @@
-"""The error that ended a program, found in what it printed."""
+"""Find the error that ended a program in its output."""
 
 import re
 import signal
 from collections import deque
 
-_LINES = 5  # that are shown
+_LINES = 5  # largest number of lines that are shown
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_SENTENCE = re.compile(r"([\w./-]+: )?error: ")  # of our own commands and shims; of argparse, with the program's name
+_SENTENCE = re.compile(r"([\w./-]+: )?error: ")  # our own commands' and shims'; argparse's has the program's name
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \| ")  # a line of fairseq's log
-# torchrun, which speaks when one of its processes has failed, and prints a traceback of its own
+# messages of torchrun after one of its processes has failed; it also prints a traceback of its own
 _TORCHRUN = re.compile(r"[WE]\d{4} .*torch/distributed/elastic/\S+\] ")
 _TORCHRUN_FAILED = re.compile(r"\] failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
 
 
 class LastWords:
-    """Takes a program's output line by line; then ``str`` of it is the error, or the last lines where none was printed.
+    """The error in a program's output, read line by line. ``str`` returns it, or the last lines if there is none.
 
     Args:
-        several: the program is torchrun. Of its processes the first error counts, since the others fail of it. Of one
-            process the last error counts.
+        several: the program is torchrun. Then the first error counts, since the other processes fail because of it. For
+            a single process the last error counts.
     """
 
     def __init__(self, *, several: bool) -> None:
         self.several = several
         self.killed: str | None = None
-        """The process of several that was killed, and by what."""
+        """The process of torchrun that was killed, and the signal, in words; None if there is none."""
         self._error: list[str] = []
         self._last: deque[str] = deque(maxlen=_LINES)
-        # or "frames" of a traceback, its "message", "chained" where another one follows, "end" where none counts
+        # the present part of the output: "output"; "frames" of a traceback, its "message", "chained" if another one
+        # follows; "end" while errors do not count
         self._place = "output"
         self._is_over = False
 
     def read(self, line: str) -> None:
-        """Take in a line."""
+        """Read a line."""
         if self.several and (failed := _TORCHRUN_FAILED.search(line)) and int(failed[1]) < 0:
             self.killed = f"process {failed[2]} was killed by {signal.Signals(-int(failed[1])).name}"
         self._is_over |= self.several and bool(_TORCHRUN.match(line))

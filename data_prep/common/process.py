@@ -21,10 +21,10 @@ from data_prep.common.outputs import open_own
 GRACE_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-# the output of programs is read, and becomes results: in UTF-8, whatever the user's locale or PYTHONIOENCODING say
+# programs print results that are read here: in UTF-8, whatever the user's locale or PYTHONIOENCODING is
 _UTF8 = {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
 _READABLE = {**_UTF8, "PYTHONUNBUFFERED": "1", "LOGLEVEL": "INFO"}
-# glibc keeps what is freed: giving it back, and having it zeroed anew, takes a tenth of an update on a processor
+# glibc keeps freed memory: returning it to the kernel, which zeroes it again, takes a tenth of an update on a CPU
 _FOR_SPEED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 
 
@@ -39,24 +39,26 @@ def environment() -> dict[str, str]:
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
-    """Have a new process sent ``signum`` when its parent is killed outright (Linux only); the first thing it does."""
+    """Have the kernel send ``signum`` to this new process when its parent dies (Linux only). Call it first."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signum)
-        if os.getppid() != parent:  # it died before the arrangement was made
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
 
 def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
-    """Run Python in a process of its own, for what is heavy to import: what it writes to stdout and to stderr.
+    """Run Python in another process, to avoid heavy imports in this one; return its stdout and stderr.
 
-    ``arguments`` are ``-c`` and code, or ``-m`` and a module; then those of either.
+    Args:
+        arguments: ``-c`` and code, or ``-m`` and a module; then the arguments of either.
+        failed: the start of the error message.
 
     Raises:
-        UserError: it fails; the sentence begins with ``failed``, and ends with its last line.
-        ChildProcessError: it was killed, which says nothing about what it was asked.
+        UserError: the process failed; the message begins with ``failed`` and ends with its last line.
+        ChildProcessError: the process was killed, so the question stays unanswered.
     """
     command, env = [sys.executable, "-P", *arguments], environment() | _READABLE
-    # what is asked for is ASCII; a library's warning may be anything
+    # answers are ASCII; a library's warning may have any bytes
     done = subprocess.run(command, capture_output=True, env=env, encoding="utf-8", errors="backslashreplace")
     if done.returncode < 0:
         raise ChildProcessError(f"{failed}: it was killed by {signal.Signals(-done.returncode).name}")
@@ -72,7 +74,7 @@ def child(
 ) -> Iterator[subprocess.Popen]:
     """Start ``command`` in a process group of its own, and end the whole group when the block is left early.
 
-    ``env`` is added to ``environment``. Locks stay open in the child: they are held for as long as it works.
+    ``env`` is added to ``environment``. The child inherits locks, which are held until it ends.
     """
     process = subprocess.Popen(
         command,
@@ -90,7 +92,7 @@ def child(
             if process.poll() is None:
                 try:
                     os.killpg(process.pid, signum)
-                except ProcessLookupError:  # it has not made its group yet
+                except ProcessLookupError:  # the child has not made its group yet
                     process.send_signal(signum)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(patience)
@@ -100,7 +102,7 @@ def child(
 
 @contextmanager
 def as_found() -> Iterator[None]:
-    """Put back the environment and the root logger, which torch's and fairseq's imports change."""
+    """Restore the environment and the root logger after the block; torch's and fairseq's imports change them."""
     environment_before, handlers, level = dict(os.environ), logging.root.handlers[:], logging.root.level
     try:
         yield
@@ -121,14 +123,23 @@ def run_logged(
     cwd: Path | None = None,
     defaults: Mapping[str, str] | None = None,
 ) -> None:
-    """Run ``command``, keep everything it says in ``log``, and hand each line of it to ``on_line``.
+    """Run ``command``, write its whole output to ``log``, and call ``on_line`` with each line.
 
-    ``defaults`` are variables of its environment, where this process's does not say otherwise. Standard output and
-    standard error are put together by whole lines: no warning lands in the middle of a line of output. Bytes that are
-    not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written with them.
+    Standard output and standard error are joined by whole lines, so that no warning is in the middle of a line of
+    output. Bytes that are not UTF-8 are escaped as in file names (surrogateescape), so that no result can be written
+    with them.
+
+    Args:
+        command: the program and its arguments.
+        log: the file for its output.
+        on_line: is called with each line, without the line end.
+        what: the name of the program, for the error message.
+        append: append to an existing log.
+        cwd: the folder in which the program runs; None for the current one.
+        defaults: environment variables for the program, unless this process has them.
 
     Raises:
-        UserError: it failed; the message has its error, or its last lines.
+        UserError: the program failed; the message has its error, or its last lines.
     """
     unset = {name: value for name, value in {**_FOR_SPEED, **(defaults or {})}.items() if name not in os.environ}
     last_words = LastWords(several="torch.distributed.run" in command)
@@ -140,7 +151,7 @@ def run_logged(
             sink.write(line)
             text = line.decode("utf-8", errors="surrogateescape").rstrip("\n")
             on_line(text)
-            for part in text.splitlines():  # a line of progress is rewritten after a carriage return
+            for part in text.splitlines():  # programs rewrite a line of progress after a carriage return
                 last_words.read(part)
         status = process.wait()
     if status == 0:
@@ -152,7 +163,7 @@ def run_logged(
 
 
 def _lines(*streams: IO[bytes] | None) -> Iterator[bytes]:
-    """The lines of several pipes as they come, parted at LF only and each whole."""
+    """Yield the lines of several pipes in the order of arrival. Only LF ends a line, and every line is whole."""
     with selectors.DefaultSelector() as selector:
         rest = {selector.register(stream, selectors.EVENT_READ).fd: b"" for stream in filter(None, streams)}
         while selector.get_map():

@@ -31,11 +31,11 @@ SECONDS_BETWEEN_MEASUREMENTS = 1.0
 Advance = Callable[[int], object]
 """A function that is called with the number of items that were done since its last call."""
 Measurement = tuple[int, int | None]
-"""The number of items done so far, and of all items: None where it is not known."""
+"""The number of items done so far, and the number of all items, None if unknown."""
 
 
 def ignore_progress(count: int) -> None:
-    """Stand in for an ``Advance`` where nobody watches."""
+    """Do nothing: an ``Advance`` for work whose progress is not shown."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def progress(title: str, total: int | None = None, unit: str = "lines", *, initi
 
     Args:
         title: the name of the work.
-        total: the number of items; None where it is not known, and then no end is shown.
+        total: the number of items; None if unknown, and then the time left is not shown.
         unit: the name of the items in the plural, or ``B`` for bytes.
         initial: the number of items done by an earlier run, which do not count for the speed.
 
@@ -63,8 +63,8 @@ def measured_progress(
 
     Args:
         title: the name of the work.
-        measure: returns the items done so far and the number of all; a thread calls it every second. None where nothing
-            can be measured: only the time is shown.
+        measure: returns the number of items done so far and of all items; a thread calls it every second. None if
+            nothing can be measured; then only the time is shown.
         unit: as for ``progress``.
     """
     ended = threading.Event()
@@ -91,7 +91,7 @@ def print_line(text: str) -> None:
 
 
 class _Bar(tqdm):
-    """tqdm's bar without its own thread: worker processes are forked while it is shown."""
+    """tqdm's bar without its monitor thread, because worker processes are forked while it is shown."""
 
     monitor_interval = 0
 
@@ -115,7 +115,7 @@ _Bar.set_lock(threading.RLock())  # the default is shared with child processes; 
 
 
 class _Lines:
-    """Writes each state of a bar as a line of its own, without the carriage returns that redraw a bar."""
+    """A stream that prints each state of a bar as a line of its own, without the carriage returns that redraw a bar."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

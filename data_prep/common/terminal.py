@@ -1,6 +1,6 @@
-"""Text for people: tables, times, and the state of a training in one line that is rewritten.
+"""Text for people: tables, times, and a line on the terminal with the state of a training.
 
-``progress`` beside this module shows how much of any other work is done.
+The module ``progress`` shows the progress of all other work.
 """
 
 import io
@@ -12,16 +12,16 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def print_any_letter() -> None:
-    """Let what is printed for people never fail for its letters: one that the locale lacks stands as its number."""
+    """Print characters that the locale lacks as escaped numbers on stdout and stderr, instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 class StatusLine:
-    """The present state of a long job on stderr, in words; outside of a terminal a line now and then.
+    """A line on stderr with the state of a long job; without a terminal, a new line every ``SECONDS_BETWEEN_LINES``.
 
-    ``update`` shows it; ``line`` prints a line to stdout that stays.
+    ``update`` shows a state; ``line`` prints a permanent line to stdout.
     """
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class StatusLine:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people write them: 0:07, 12:34, 1:02:03."""
+    """Return seconds as people write them: 0:07, 12:34, 1:02:03."""
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> list[str]:
-    """Rows of cells as lines: the first ``left`` columns to the left, the others, figures, to the right.
+    """Return rows of cells as lines: the first ``left`` columns aligned to the left, the others, numbers, to the right.
 
     ``rule`` draws a line of dashes below the first row.
     """
@@ -73,6 +73,6 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int, rule: bool = False) -> 
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, figures to the right."""
+    """Return a Markdown table; all columns but the first are aligned to the right."""
     lines = [header, ["---", *("--:" for _ in header[1:])], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

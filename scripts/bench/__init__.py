@@ -1,1 +1,1 @@
-"""The code that scripts.bench times: this project's and its peers', which take turns in one process."""
+"""The measurements of scripts.bench: this project and other libraries, which take turns in one process."""

@@ -1,7 +1,7 @@
-"""Time this project beside its peers, taking turns, and print the ratios.
+"""Time this project beside other libraries, in turns, and print the ratios.
 
-A ratio is the peer's time over this project's: above 1 this project is the faster one. Milliseconds depend on the
-machine. Ratios are of turns taken in one process (CTranslate2 has one of its own), and depend on it less.
+A ratio is the other library's time divided by this project's: above 1, this project is faster. Ratios depend less on
+the machine than milliseconds do, because all take turns in one process (only CTranslate2 has a process of its own).
 
 example: python -m scripts.bench ops --lengths 128
 """
@@ -15,36 +15,36 @@ from data_prep.common.command import argument_parser, positive, run_command
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import StatusLine, aligned
 
-# each with its module
+# command: its module in scripts.bench, and a description
 MEASURED = {
     "ops": ("operators", "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and attention"),
     "decode": ("decoding", "one decoding step, and beam search from end to end"),
     "train": ("training", "updates as fairseq-train makes them"),
-    "kernels": ("kernels", "the convolutions' kernels alone, beside the bandwidth of a copy"),
+    "kernels": ("kernels", "the time of the convolutions' kernels beside that of a copy"),
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def numbers(text: str) -> list[int]:
-    """A list of whole numbers, as in 32,128."""
+    """Parse whole numbers separated by commas, such as 32,128; for argparse."""
     return [positive(part) for part in text.split(",")]
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argument_parser(__doc__)
     commands = parser.add_subparsers(dest="what", required=True, metavar=f"{{{','.join(MEASURED)}}}")
-    for name, (_, what) in MEASURED.items():
+    for name, (_, text) in MEASURED.items():
         form = argparse.ArgumentDefaultsHelpFormatter
-        add = commands.add_parser(name, formatter_class=form, help=what, description=f"Measure {what}.").add_argument
+        add = commands.add_parser(name, formatter_class=form, help=text, description=f"Measure {text}.").add_argument
         add("--device", default="cpu", help="cpu, cuda or cuda:N")
-        add("--seconds", type=float, default=1.0, help="about how long each case is timed")
+        add("--seconds", type=float, default=1.0, help="approximate number of seconds for which each case is timed")
         if name == "kernels":
             add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=1024, help="C, in heads of 64")
-            add("--length", type=numbers, default="128", help="T, several by commas")
-            add("--kernels", type=numbers, default="31,65", help="K, several by commas")
+            add("--length", type=numbers, default="128", help="T; separate several by commas")
+            add("--kernels", type=numbers, default="31,65", help="K; separate several by commas")
         if name == "ops":
-            add("--lengths", type=numbers, default="32,128,512,2048", help="T, several by commas")
+            add("--lengths", type=numbers, default="32,128,512,2048", help="T; separate several by commas")
             add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=512, help="C")
             add("--heads", type=positive, default=8, help="H")
@@ -53,21 +53,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         if name in ("ops", "decode"):
             add("--dtype", default="float32", choices=DTYPES, help="type of all tensors")
         if name in ("train", "decode"):
-            add("--vocab-size", type=positive, default=10_000, help="words of the dictionary")
+            add("--vocab-size", type=positive, default=10_000, help="number of entries in the vocabulary")
         if name == "decode":
-            worked = (
-                "time searches by the seconds that processors work, and take the least: for a machine that others load"
-            )
-            add("--cpu-seconds", action="store_true", help=f"{worked} (with OMP_NUM_THREADS=1)")
-            add("--sentences", type=numbers, default="32,1", help="a batch, several by commas")
-            add("--length", type=positive, default=30, help="words of a source and of a hypothesis")
+            cpu_seconds = "time searches in CPU seconds, and take the fastest turn: for a machine with other load"
+            add("--cpu-seconds", action="store_true", help=f"{cpu_seconds} (with OMP_NUM_THREADS=1)")
+            add("--sentences", type=numbers, default="32,1", help="sentences in a batch; separate several by commas")
+            add("--length", type=positive, default=30, help="number of words in each source and each hypothesis")
         if name == "train":
-            add("--tokens", type=positive, default=2048, help="words of a batch, padding included")
-            add("--flags", default="", help="more flags of fairseq-train, such as --flags=--fp16")
-            add("--widths", type=numbers, default="128", help="d, several by commas")
-            add("--layers", type=numbers, default="2,2", help="blocks of encoder and decoder")
-            add("--models", default="", help="only those whose names have one of these words, by commas")
-            add("--shapes", type=positive, default=1, help="number of batch lengths, taken in turns")
+            add("--tokens", type=positive, default=2048, help="number of words in a batch, including padding")
+            add("--flags", default="", help="further flags of fairseq-train, such as --flags=--fp16")
+            add("--widths", type=numbers, default="128", help="d, the embedding size; separate several by commas")
+            add("--layers", type=numbers, default="2,2", help="numbers of blocks in encoder and decoder")
+            add("--models", default="", help="only models with one of these words in their names")
+            add("--shapes", type=positive, default=1, help="number of different batch shapes, used in turns")
     return parser.parse_args(argv)
 
 
@@ -79,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     device = torch.device(args.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)  # for whatever names no device: fairseq's trainer, events
+        torch.cuda.set_device(device.index or 0)  # for code that names no device: fairseq's trainer, events
     torch.manual_seed(1)
-    load_plugin()  # before anything imports the operators alone
+    load_plugin()  # before any other import of the plugin
     from lightconv_plugin.ops import library
     from scripts.bench.timing import machine
 
@@ -97,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             status.update("measured " + " ".join(str(value) for *_, value in row[:3]))
         status.close()
         cells = [["-" if value is None else form.format(value) for *_, form, value in row] for row in table]
-        left = len(list(takewhile(lambda cell: isinstance(cell[-1], str), table[0])))  # columns of words
+        left = len(list(takewhile(lambda cell: isinstance(cell[-1], str), table[0])))  # number of text columns
         print("\n".join(aligned([[heading for heading, *_ in table[0]], *cells], left=left, rule=True)) + "\n")
 
 

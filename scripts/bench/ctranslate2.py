@@ -1,7 +1,7 @@
-"""CTranslate2, a translator in C++ for Transformers, as a peer of ``scripts.bench decode`` where it is installed.
+"""CTranslate2, a C++ translator for Transformers, which ``scripts.bench decode`` also times if it is installed.
 
-It works in processes of its own, without torch: each of the two brings an OpenMP library, and two of these in a process
-leave both half as fast.
+It runs in processes of its own, which do not import torch: torch and CTranslate2 each bring an OpenMP library, and with
+two such libraries in one process, both are half as fast.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scripts.fairseq_io.models import TaskAndModel
 
 COMPUTE_TYPES = ("float32", "int8", "int8_bfloat16")
-_loaded: Any = None  # the translator of a process
+_loaded: Any = None  # the translator of this process
 
 
 def _process() -> ProcessPoolExecutor:
@@ -26,7 +26,7 @@ def _process() -> ProcessPoolExecutor:
 
 
 def compute_types(device: "torch.device") -> list[str]:
-    """The types that it computes in on the device; none unless ``pip install ctranslate2`` has been run here."""
+    """Return the types in which CTranslate2 computes on the device; none if the package is not installed."""
     if importlib.util.find_spec("ctranslate2") is None:
         return []
     with _process() as process:
@@ -35,7 +35,7 @@ def compute_types(device: "torch.device") -> list[str]:
 
 
 class Translator:
-    """A process with a fairseq Transformer in CTranslate2, on as many threads as torch uses."""
+    """A fairseq Transformer in CTranslate2, in a process of its own with as many threads as torch uses."""
 
     def __init__(self, built: "TaskAndModel", device: "torch.device", compute_type: str) -> None:
         import torch
@@ -46,12 +46,13 @@ class Translator:
             for language, words in (("src", self.words), ("tgt", built.task.target_dictionary)):
                 words.save(f"{folder}/dict.{language}.txt")
             converter.submit(_convert, folder).result()
-            place = {"device": device.type, "device_index": device.index or 0, "compute_type": compute_type}
-            self.pid: int = self.process.submit(_load, f"{folder}/converted", place, torch.get_num_threads()).result()
+            options = {"device": device.type, "device_index": device.index or 0, "compute_type": compute_type}
+            self.pid: int = self.process.submit(_load, f"{folder}/converted", options, torch.get_num_threads()).result()
 
     def run(self, source: "torch.Tensor", *, beam: int, length: int) -> Callable[[], None]:
-        """Beam search over ``source`` (sentences, length) that writes ``length`` words a sentence."""
-        sentences = [[self.words[word] for word in line[:-1]] for line in source.tolist()]  # it adds the end itself
+        """Return a function that translates ``source`` (sentences, length) into ``length`` words per sentence."""
+        # without the end-of-sentence symbol, which CTranslate2 adds itself
+        sentences = [[self.words[word] for word in line[:-1]] for line in source.tolist()]
 
         def translate() -> None:
             for written in self.process.submit(_translate, sentences, beam, length).result():
@@ -70,22 +71,22 @@ def _supported(device: str, index: int) -> set[str]:
 def _convert(folder: str) -> None:
     from ctranslate2.converters import FairseqConverter
 
-    # the file is our own of a moment ago
+    # safe to unpickle: ``Translator`` has just written the file
     converter = FairseqConverter(f"{folder}/model.pt", folder, "src", "tgt", unsafe_deserialization=True)
     converter.convert(f"{folder}/converted")
 
 
-def _load(folder: str, place: dict[str, Any], threads: int) -> int:
-    """Load the model in this process, whose number is returned."""
+def _load(folder: str, options: dict[str, Any], threads: int) -> int:
+    """Load the model in this process; return the process's ID."""
     import ctranslate2
 
     global _loaded
-    _loaded = ctranslate2.Translator(folder, **place, intra_threads=threads)
+    _loaded = ctranslate2.Translator(folder, **options, intra_threads=threads)
     return os.getpid()
 
 
 def _translate(sentences: list[list[str]], beam: int, length: int) -> list[int]:
-    found = _loaded.translate_batch(
+    results = _loaded.translate_batch(
         sentences, beam_size=beam, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
     )
-    return [len(result.hypotheses[0]) for result in found]
+    return [len(result.hypotheses[0]) for result in results]

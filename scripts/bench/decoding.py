@@ -1,4 +1,4 @@
-"""``scripts.bench decode``: one decoding step with its beams re-ordered, and beam search from end to end."""
+"""``scripts.bench decode``: the time of one decoding step with reordering of the beams, and of a whole search."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -23,23 +23,26 @@ from scripts.bench.timing import (
 from scripts.fairseq_io.models import TaskAndModel, translation
 
 WIDTH, BEAM = 31, 4
-ROWS, CHANNELS = (128, 1024), (512, 1024)  # of a step alone
+ROWS, CHANNELS = (128, 1024), (512, 1024)  # sizes at which a single step is timed
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
-    """Return what ``decode`` measures."""
+    """Yield the tables of ``decode``: of single steps, then of whole searches."""
     yield measure_steps(args, device)
     yield measure_search(args, device, precisions(args), ctranslate2.compute_types(device))
 
 
 def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
-    """The operator alone (kernels given) at (rows, channels), K = 31, state full, re-ordered after every step."""
+    """Yield a row for each operator and size: the time of one step, with K = 31 and a full state.
+
+    The beams are reordered after every step. The kernels' logits are given, so the operator alone is timed.
+    """
     for operator, rows, channels in product(("light", "dynamic"), ROWS, CHANNELS):
-        given: dict[str, Any] = {"device": device, "dtype": getattr(torch, args.dtype)}
+        options: dict[str, Any] = {"device": device, "dtype": getattr(torch, args.dtype)}
         shape = Shape(1, rows, channels, channels // 64, WIDTH, causal=True)
-        x = torch.randn(1, rows, channels, **given)
-        logits = torch.randn(*((1, rows) if operator == "dynamic" else ()), shape.H, WIDTH, **given)
+        x = torch.randn(1, rows, channels, **options)
+        logits = torch.randn(*((1, rows) if operator == "dynamic" else ()), shape.H, WIDTH, **options)
         order = torch.arange(0, rows, BEAM).repeat_interleave(BEAM) + torch.randint(BEAM, (rows,))
         cases = {
             "ours": our_step(x, logits, order.to(device)),
@@ -61,7 +64,7 @@ def measure_steps(args: Namespace, device: torch.device) -> Iterator[Row]:
 
 
 def our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Callable[[], None]:
-    """A step of this project's operator, its beams re-ordered."""
+    """Return a function that runs a step of this project's operator and reorders the beams."""
     state: dict[str, torch.Tensor] | None = None
 
     def step() -> None:
@@ -75,7 +78,7 @@ def our_step(x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor) -> Call
 def fairseq_step(
     operator: str, shape: Shape, x: torch.Tensor, logits: torch.Tensor, order: torch.Tensor
 ) -> Callable[[], None]:
-    """A step of fairseq's module, its beams re-ordered."""
+    """Return a function that runs a step of fairseq's module and reorders the beams."""
     module: Any = fairseq_layer(operator, shape, x, logits)[0].eval()
     state: dict[str, Any] = {}
 
@@ -87,7 +90,7 @@ def fairseq_step(
 
 
 class Search:
-    """A model that is ready to be searched, every hypothesis being of ``length`` words."""
+    """A model and its beam search, in which every hypothesis has ``length`` words."""
 
     def __init__(self, built: TaskAndModel, length: int, device: torch.device, precision: str) -> None:
         self.built, self.length, self.device, self.precision = built, length, device, precision
@@ -98,11 +101,11 @@ class Search:
             self.generator = built.task.build_generator([built.model], options)
 
     def made_by(self) -> str:
-        """Return what made the last search: "graphs", "kernels" one after the other, or "fairseq"."""
+        """Return how the last search ran: "graphs", "kernels" (one after the other) or "fairseq"."""
         return getattr(self.generator, "searched_by", "fairseq")
 
     def run(self, source: torch.Tensor) -> Callable[[], None]:
-        """Beam search over ``source`` (sentences, length)."""
+        """Return a function that runs beam search over ``source`` (sentences, length)."""
         inputs = {"src_tokens": source, "src_lengths": torch.full((len(source),), self.length)}
         on_device = {name: tensor.to(self.device) for name, tensor in inputs.items()}
         sample = {"id": torch.arange(len(source)), "net_input": on_device}
@@ -110,7 +113,7 @@ class Search:
         def search() -> None:
             with torch.no_grad(), products_in(self.precision, self.built.args.arch):
                 for best, *_ in self.generator.generate([self.built.model], sample):
-                    assert len(best["tokens"]) == self.length + 1, "or not all would write as many words"
+                    assert len(best["tokens"]) == self.length + 1, "all hypotheses must have the same length"
 
         return search
 
@@ -119,11 +122,12 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
     """Measure beam 4 with the IWSLT architectures and random weights; every model writes ``args.length`` words.
 
     Args:
-        args: of the command.
+        args: the command's arguments.
         device: where the searches run.
-        precisions: fp32 first. Those of products apply to our own search and, but for int8, to fairseq's Transformer;
-            fp16, for a GPU, is that of whole models, fairseq's LightConv too, and compared with its own Transformer.
-        peers: types that CTranslate2 computes in.
+        precisions: fp32 first. All of them apply to our own search, all except int8 to fairseq's Transformer, and fp32
+            and fp16 to fairseq's LightConv. fp16, on a GPU, is the type of the whole model, and is compared with
+            fairseq's Transformer in fp16; all others are compared with fairseq's Transformer in fp32.
+        peers: the types in which CTranslate2 is timed.
     """
     length, whole = args.length, [name for name in precisions if name in ("fp32", "fp16")]
     lightweight = ["--encoder-conv-type", "lightweight", "--decoder-conv-type", "lightweight"]

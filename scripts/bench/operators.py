@@ -1,6 +1,6 @@
-"""``scripts.bench ops``: the convolutions beside their peers, forward and forward with backward.
+"""``scripts.bench ops``: times of the convolutions and of other libraries' operators, forward and with backward.
 
-The peers run as they are at their best: their own parameters, their own layout, nothing copied for them.
+Each operator runs under its best conditions: with parameters and inputs in its own layout, and without copies.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ CONVOLUTIONS = {"light": ops.light_conv, "dynamic": ops.dynamic_conv}
 OURS = "ours"
 # a kernel for each channel, H = C, as in today's linear-attention blocks
 BY_CHANNEL = [(2048, 1, 3072, 4), (128, 8, 512, 4)]  # T, B, C, K
-LARGEST_BAND = 2**31  # bytes of fairseq's band matrix beyond which that mode is left out
+LARGEST_BAND = 2**31  # bytes; fairseq's band mode is left out if its matrix is larger
 LAYERS = {
     "light": ("lightweight_convolution", "LightweightConv1dTBC"),
     "dynamic": ("dynamic_convolution", "DynamicConv1dTBC"),
@@ -34,7 +34,7 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """One size of the convolution: x is (T, B, C), kernels are H of K."""
+    """The sizes of a convolution: x has shape (T, B, C), and there are H kernels of width K."""
 
     T: int
     B: int
@@ -49,13 +49,13 @@ class Shape:
 
 
 class Case(NamedTuple):
-    """A forward pass, and the tensors that gradients are taken of; the first has the shape of the output."""
+    """A forward pass, and the tensors whose gradients are computed; the first has the shape of the output."""
 
     run: Callable[[], Tensor]
     inputs: list[Tensor]
 
     def timed(self, backward: bool) -> Callable[[], object]:
-        """The forward pass without a graph, or forward and backward."""
+        """Return the function to time: the forward pass without a graph, or forward and backward."""
         if not backward:
             return torch.no_grad()(self.run)
         gradient = torch.randn_like(self.inputs[0])
@@ -63,27 +63,27 @@ class Case(NamedTuple):
 
 
 class FixedKernels(nn.Module):
-    """In place of a predictor of kernels: the kernels' logits themselves, so that the operator alone is timed."""
+    """A stand-in for the predictor of kernels that returns fixed logits, so that the operator alone is timed."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.logits = logits
-        self.out_features = logits.shape[2:].numel()  # the module asks for it
+        self.out_features = logits.shape[2:].numel()  # fairseq's module reads it
 
     def forward(self, query: Tensor) -> Tensor:
         return self.logits
 
 
 def fairseq_layer(kind: str, shape: Shape, x: Tensor, kernels: Tensor) -> tuple[nn.Module, Tensor]:
-    """fairseq's convolution of a kind in ``LAYERS``, and its weight: of DynamicConv the ``kernels`` as they are given.
+    """Return fairseq's convolution of a kind in ``LAYERS``, and its weight, which for DynamicConv is ``kernels``.
 
     Raises:
         ImportError: fairseq's own CUDA kernels are not installed; they have to be compiled by hand.
     """
-    place, name = LAYERS[kind]
-    made = getattr(importlib.import_module(f"fairseq.modules.{place}"), name)
+    module, name = LAYERS[kind]
+    layer_class = getattr(importlib.import_module(f"fairseq.modules.{module}"), name)
     options = {"padding_l": shape.padding_l, "num_heads": shape.H, "weight_softmax": True, "bias": False}
-    layer = made(shape.C, shape.K, **options).to(x)
+    layer = layer_class(shape.C, shape.K, **options).to(x)
     if kind.startswith("light"):
         return layer, layer.weight
     layer.weight_linear = FixedKernels(kernels.flatten(2) if kind.endswith("cuda") else kernels)
@@ -91,13 +91,16 @@ def fairseq_layer(kind: str, shape: Shape, x: Tensor, kernels: Tensor) -> tuple[
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
-    """Return what ``ops`` measures."""
+    """Yield the tables of ``ops``: with kernels shared by the channels of a head, then with one for each channel."""
     yield measure(args, device)
     yield measure_by_channel(args, device)
 
 
 def measure(args: Namespace, device: torch.device) -> Iterator[Row]:
-    """Yield a row for each operator, length and pass; ratios are a peer's time over ours, of fairseq's fastest mode."""
+    """Yield a row for each operator, length and pass.
+
+    A ratio is the other operator's time divided by ours; for fairseq it is the time of its fastest mode.
+    """
     dtype = getattr(torch, args.dtype)
     for operator, T, backward in product(CONVOLUTIONS, args.lengths, (False, True)):
         shape = Shape(T, max(1, args.tokens // T), args.channels, args.heads, args.kernel, args.causal)
@@ -120,7 +123,7 @@ def measure(args: Namespace, device: torch.device) -> Iterator[Row]:
 
 
 def cases(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Case]:
-    """This project's operator, one of ``CONVOLUTIONS``, under ``OURS``, and its peers."""
+    """Return this project's operator, one of ``CONVOLUTIONS``, under ``OURS``, and the others by their names."""
     T, B, C, H, K = shape.T, shape.B, shape.C, shape.H, shape.K
     padding = shape.padding_l, K - 1 - shape.padding_l
 
@@ -132,12 +135,12 @@ def cases(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device)
     for name, unfold in (("fairseq band", False), ("fairseq unfold", True)):
         layer, weight = fairseq_layer(operator, shape, x, kernels)
         result[name] = Case(partial(layer, x, unfold=unfold), [x, weight])
-    # of any other width fairseq's kernels compute nothing, and say so on standard output
+    # for any other width fairseq's kernels compute nothing, and only print a warning
     if device.type == "cuda" and dtype != torch.bfloat16 and K in (3, 5, 7, 15, 31, 63, 127, 255):
         with contextlib.suppress(ImportError):
             layer, weight = fairseq_layer(f"{operator} cuda", shape, x, kernels)
             result["fairseq cuda"] = Case(partial(layer, x), [x, weight])
-    if operator == "light":  # softmax included, in the layout that it wants
+    if operator == "light":  # with the softmax, and in the layout of F.conv1d
         rows, taps = random(B * C // H, H, T), random(H, 1, K)
 
         def conv1d() -> Tensor:
@@ -153,7 +156,10 @@ def cases(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device)
 
 
 def measure_by_channel(args: Namespace, device: torch.device) -> Iterator[Row]:
-    """Yield a row for each operator, size of ``BY_CHANNEL`` and pass; ratios are a peer's time over ours."""
+    """Yield a row for each operator, size in ``BY_CHANNEL`` and pass.
+
+    It has the naive implementation's time divided by ours, and ours divided by that of a copy.
+    """
     dtype = getattr(torch, args.dtype)
     for operator, (T, B, C, K), backward in product(CONVOLUTIONS, BY_CHANNEL, (False, True)):
         shape = Shape(T, B, C, C, K, causal=True)
@@ -175,7 +181,7 @@ def measure_by_channel(args: Namespace, device: torch.device) -> Iterator[Row]:
 
 
 def cases_by_channel(operator: str, shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Case]:
-    """The operator with given kernels that are not normalised, batch first, and the same in PyTorch by ``unfold``."""
+    """Return the operator, batch first and with kernels that are not normalised, and the same with ``unfold``."""
     x = torch.randn(shape.B, shape.T, shape.C, device=device, dtype=dtype, requires_grad=True)
     positions = () if operator == "light" else x.shape[:2]
     kernels = torch.randn(*positions, shape.H, shape.K, device=device, dtype=dtype, requires_grad=True)
@@ -190,9 +196,10 @@ def cases_by_channel(operator: str, shape: Shape, dtype: torch.dtype, device: to
 
 
 def copy_of(case: Case, backward: bool) -> Callable[[], list[Tensor]]:
-    """Copy each tensor that the pass must read or write, into memory that is there already.
+    """Return a function that copies each tensor that the pass must read or write into memory allocated beforehand.
 
-    Forward these are the inputs and the result; backward also the result's gradient, the inputs, and their gradients.
+    The forward pass has the inputs and the result; the backward pass also has the result's gradient, the inputs again,
+    and their gradients.
     """
     x, kernels = (tensor.detach() for tensor in case.inputs)
     tensors = [x, kernels, x] + ([x, x, kernels, x, kernels] if backward else [])

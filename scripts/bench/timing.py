@@ -1,7 +1,7 @@
-"""Timing that survives a busy machine: the cases take turns, and the median of the turns counts.
+"""Timing on a machine with other load: the cases take turns, and the median of the turns counts.
 
-Where others load the machine all the time, ``clock_of`` gives the processor's time in place of the wall's, of which the
-least of the turns counts (``typical_of``).
+If other jobs always run, ``clock_of`` returns a clock of CPU time in place of wall time, and the fastest turn counts
+(``typical_of``).
 """
 
 import statistics
@@ -20,17 +20,18 @@ from data_prep.common.provenance import processor
 from lightconv_plugin import ops
 from scripts.fairseq_io.precision import processor_reasons
 
-TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that the clock's own cost vanishes
+TURN_SECONDS = 0.02  # a turn repeats a short case for this long, so that reading the clock costs nothing
 MIN_TURNS = 5
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # PyTorch's switch, for CPUs
 Name = TypeVar("Name", bound=Hashable)
-Row = list[tuple[str, str, Any]]  # of a table: each heading, form and value
+Row = list[tuple[str, str, Any]]  # of a table: heading, format and value of each column
 
 
 def precisions(args: Namespace) -> list[str]:
     """Return the precisions that are measured, fp32 first.
 
-    On a CPU bf16, and int8 for searches, where it has the units; on a GPU fp16 for searches.
+    On a CPU the others are bf16 and, for searches, int8, if the processor has units for them; on a GPU fp16 for
+    searches.
     """
     searches = args.what == "decode"
     if args.device != "cpu":
@@ -46,7 +47,10 @@ def precisions(args: Namespace) -> list[str]:
 
 @contextmanager
 def products_in(precision: str, arch: str) -> Iterator[None]:
-    """Have products on a CPU in ``precision``: ours by our switch, others by PyTorch's; fp16 is a model's own type."""
+    """Compute matrix products on a CPU in ``precision`` within the block: ours by our switch, others by PyTorch's.
+
+    fp16 sets both to fp32, because there the whole model is converted.
+    """
     previous = MATMUL.fp32_precision
     if arch.startswith("pla_"):
         ops.set_precision("fp32" if precision == "fp16" else precision)
@@ -62,9 +66,10 @@ def products_in(precision: str, arch: str) -> Iterator[None]:
 def take_turns(
     cases: Mapping[Name, Callable[[], object]], seconds: float, clock: Callable[[], float] = timer
 ) -> dict[Name, list[float]]:
-    """Return the seconds per call of each case in each of the turns that all cases take one after the other.
+    """Run the cases in turns; return for each case the seconds per call of each turn.
 
-    There are ``MIN_TURNS`` at least, for about ``seconds`` a case. A first call, unmeasured, warms each case up.
+    There are at least ``MIN_TURNS`` turns, which last about ``seconds`` for each case. A first call, which is not
+    measured, warms each case up.
     """
     turn = min(TURN_SECONDS, seconds / MIN_TURNS)
     calls = {}
@@ -80,10 +85,11 @@ def take_turns(
 
 
 def clock_of(args: Namespace, other_processes: Iterable[int] = ()) -> Callable[[], float]:
-    """Return the clock that is measured by: the wall's, or with --cpu-seconds the time that processors have worked.
+    """Return the clock to measure with: wall time or, with --cpu-seconds, CPU time.
 
     Args:
-        other_processes: those that work for a case, beside this one.
+        args: the command's arguments.
+        other_processes: IDs of the processes that work for a case, besides this one.
     """
     if not args.cpu_seconds:
         return timer
@@ -92,29 +98,29 @@ def clock_of(args: Namespace, other_processes: Iterable[int] = ()) -> Callable[[
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the seconds that the threads of another process have run."""
+    """Return the CPU seconds of the threads of another process; ``process`` is its ID."""
     files = Path(f"/proc/{process}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def typical_of(args: Namespace, times: Sequence[float]) -> float:
-    """Return the time that stands for those of several turns."""
+    """Return one time for those of several turns: the median or, with --cpu-seconds, the shortest."""
     return min(times) if args.cpu_seconds else statistics.median(times)
 
 
 def median_times(cases: Mapping[Name, Callable[[], object]], seconds: float) -> dict[Name, float]:
-    """Seconds a call of each case: the median over its turns."""
+    """Return the seconds per call of each case: the median over its turns."""
     return {name: statistics.median(times) for name, times in take_turns(cases, seconds).items()}
 
 
 def spread(times: Sequence[float]) -> float:
-    """Half of the distance between the quartiles of several times, over their median."""
+    """Return half the distance between the quartiles of several times, divided by their median."""
     low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
     return (high - low) / 2 / middle
 
 
 def machine(device: torch.device) -> str:
-    """Return the machine and the instructions that are used in a line, for the head of a table."""
+    """Return one line with the machine and the instructions in use, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     ours = (

@@ -1,4 +1,4 @@
-"""``scripts.bench train``: updates as fairseq-train makes them, by model."""
+"""``scripts.bench train``: the time of the updates that fairseq-train makes, for each model."""
 
 import itertools
 import shlex
@@ -14,9 +14,9 @@ from data_prep.common.errors import UserError
 from scripts.bench.timing import Row, precisions, products_in, spread, take_turns
 from scripts.fairseq_io.models import TaskAndModel, translation
 
-LONGEST = 32  # words of a sentence
-LENGTHS = (8, 64)  # of the longest sentence, where the shapes differ
-WARM_UP = 33  # updates with graphs before they are timed: captures and the first comparisons with fairseq's
+LONGEST = 32  # words of the longest sentence
+LENGTHS = (8, 64)  # range of the longest sentence's length if the shapes differ
+WARM_UP = 33  # updates with graphs that are not timed: captures, and first comparisons with fairseq's updates
 TRANSFORMER = "fairseq transformer"
 
 
@@ -32,7 +32,7 @@ class Entry:
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
-    """Return what ``train`` measures."""
+    """Yield a table for each width."""
     several = precisions(args)
     for width in args.widths:
         entries = models(width, args.layers, graphs=device.type == "cuda")
@@ -43,16 +43,19 @@ def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
 
 
 def models(width: int, layers: list[int], *, graphs: bool = False) -> list[Entry]:
-    """Models of so many channels and blocks of encoder and decoder; kernels 3, 15, 31, ... and 31 throughout.
+    """Return the models to time, with kernel widths that grow (3, 15, 31, ...) and with 31 throughout.
 
-    ``graphs``: each also with its updates as CUDA graphs.
+    Args:
+        width: number of channels.
+        layers: numbers of blocks in encoder and decoder.
+        graphs: add each model a second time, with its updates as CUDA graphs.
     """
 
     def side(name: str, count: int, *more: str) -> list[str]:
         size = [f"--{name}-layers", str(count), f"--{name}-embed-dim", str(width), *more]
         return [*size, f"--{name}-ffn-embed-dim", str(2 * width), f"--{name}-attention-heads", "4"]
 
-    # of as many blocks on both sides, as the Transformers that the paper compares with
+    # as many blocks on both sides, like the Transformers that the paper compares with
     entries = [Entry(TRANSFORMER, "transformer", (*side("encoder", layers[1]), *side("decoder", layers[1])))]
     for growing in (True, False):
         conv, lists = ["--encoder-glu", "1", "--decoder-glu", "1"], []
@@ -80,7 +83,7 @@ def models(width: int, layers: list[int], *, graphs: bool = False) -> list[Entry
 
 
 def in_precisions(entries: list[Entry], precisions: list[str]) -> list[Entry]:
-    """Have fairseq's Transformer and our models in every precision, and fairseq's other models in fp32."""
+    """Return fairseq's Transformer and our models in every precision, and fairseq's other models in fp32."""
     return [
         replace(entry, precision=precision)
         for entry in entries
@@ -90,7 +93,7 @@ def in_precisions(entries: list[Entry], precisions: list[str]) -> list[Entry]:
 
 
 def measure(args: Namespace, device: torch.device, entries: list[Entry], width: int) -> Iterator[Row]:
-    """One row a model; the models take turns, an update each."""
+    """Yield a row for each model; the models take turns."""
     flags = shlex.split(args.flags)
     cases: dict[tuple[str, str], Training] = {}
     for entry in entries:
@@ -119,7 +122,7 @@ def measure(args: Namespace, device: torch.device, entries: list[Entry], width: 
 
 
 class Training:
-    """A training that is called to make one update, on the next of its batches.
+    """A training; each call makes one update with the next of its batches.
 
     Attributes:
         words: target words of a batch, on average.
@@ -145,22 +148,25 @@ class Training:
             self.trainer.train_step([next(self._coming)])
 
     def made_by(self) -> str:
-        """Return what made the updates: graphs, kernels one after the other, or the share of graphs."""
+        """Return how the updates ran: "graphs", "kernels" (one after the other), or "graphs" with their share."""
         share = getattr(self.trainer, "share_by_graphs", 0.0)
         return {0.0: "kernels", 1.0: "graphs"}.get(share, f"graphs {share:.0%}")
 
 
-def _recipe(tokens: int, device: torch.device, given: list[str]) -> list[str]:
-    # only what any optimiser and loss takes, so that --flags may name another
+def _recipe(tokens: int, device: torch.device, user_flags: list[str]) -> list[str]:
+    # only flags that any optimiser and loss takes, so that --flags may choose another one
     flags = ["--optimizer", "adam", "--lr", "1e-5", "--lr-scheduler", "fixed", "--dropout", "0.1"]
-    if not any(flag.partition("=")[0] == "--criterion" for flag in given):
+    if not any(flag.partition("=")[0] == "--criterion" for flag in user_flags):
         flags += ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"]
     flags += ["--max-tokens", str(tokens), "--share-all-embeddings", "--log-format", "none"]
     return flags + (["--cpu"] if device.type == "cpu" else [])
 
 
 def _batch(built: TaskAndModel, tokens: int, longest: int, generator: torch.Generator) -> dict[str, Any]:
-    """Sentences of up to ``longest`` words, few much shorter, as many as the batch takes, padded as fairseq does."""
+    """Return a batch of random sentences with 3/4 of ``longest`` to ``longest`` words, padded as fairseq pads them.
+
+    ``tokens`` limits the size of each side, including padding.
+    """
     from fairseq.data.language_pair_dataset import collate
 
     words = built.task.source_dictionary

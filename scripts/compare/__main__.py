@@ -5,9 +5,9 @@
   python -m scripts.compare FILE.yaml --run      the same, after running what is missing with scripts.reproduce
 
 With --run, a seed that has test scores in the run's record.json, or whose training diverged, is not run again. With
-several folders after --work, new runs are made in the first, and records in the others count as well. A machine that is
-lent for minutes therefore needs only the records of the earlier ones. Further options (--devices N, --raw DIR, --from
-train) are passed to scripts.reproduce. To run several at a time, on GPUs or a cluster:
+several folders after --work, new runs are made in the first, and records in the others count as well. A new machine
+therefore needs only the records of the machines before it. Further options (--devices N, --raw DIR, --from train) are
+passed to scripts.reproduce. To run several at a time, on GPUs or a cluster:
   snakemake -s scripts/sweep/Snakefile --cores all --resources gpu=8 --config compare=FILE.yaml
 """
 

@@ -109,8 +109,9 @@ def _lengths(runs: Sequence[Run]) -> list[Column]:
 
 
 def speed_table(runs: Sequence[Run]) -> list[Column]:
-    """Return a row for each run with speeds at several lengths of lines, and two columns for each length: sentences a
-    second, and that over the speed of the baseline in the same measurement. No column if there is no such run.
+    """Return a row for each run with speeds at several lengths of lines; no columns if there is no such run.
+
+    Each length has two columns: sentences per second, and this speed divided by the baseline's in the same measurement.
     """
     runs = [run for run in runs if run.speeds()]
     lengths = sorted({length for run in runs for length in run.speeds()})
@@ -218,7 +219,7 @@ def _text(value: Any) -> str:
 
 
 def as_text(runs: Sequence[Run], baseline: Run, verdicts: Sequence[str] = ()) -> str:
-    """Return the whole comparison for a terminal. A run is a column, because there are more quantities than runs."""
+    """Return the whole comparison for a terminal. Each run is a column: there are more quantities than runs."""
     columns = [list(column) for column in zip(*as_grid(table(runs, baseline)), strict=True)]
     speeds = speed_table(runs)
     settings = [["different in", *(run.name for run in runs)], *differences(runs)]

@@ -8,7 +8,7 @@
 
 A MODEL is the path of a configuration from the file's folder, without .yaml.
 
-Only record.json is read of a run. It has the scores, and for each line of the test set the counts that scores are
+Of a run, only record.json is read. It has the scores, and for each line of the test set the counts that scores are
 computed from.
 """
 
@@ -84,32 +84,32 @@ class Run:
 
     @property
     def key(self) -> str:
-        """The score that models are compared by."""
+        """Return the score that models are compared by."""
         return COMPARED[metric(self.record)]
 
     @property
     def chosen_by(self) -> str:
-        """The score by which the configuration chooses its settings and seed; ROUGE-1 for all of ROUGE."""
+        """Return the score by which the configuration chooses its settings and seed; ROUGE-1 stands for ROUGE."""
         name = lookup(self.record, "config.score.metric") or "bleu"
         return self.key if name == "rouge" else name
 
     @cached_property
     def scored(self) -> dict[str, dict[str, Any]]:
-        """The test scores of each seed that has them."""
+        """Return the test scores of each seed that has them."""
         return {seed: facts["test"] for seed, facts in self.record["seeds"].items() if facts["test"]}
 
     @property
     def diverged(self) -> list[str]:
-        """The seeds whose training diverged."""
+        """Return the seeds whose training diverged."""
         return [seed for seed, facts in self.record["seeds"].items() if lookup(facts, "training.diverged") is not None]
 
     def scores(self, key: str) -> list[float]:
-        """One test score, for each seed that has it."""
+        """Return one test score of each seed that has it."""
         return [scores[key] for scores in self.scored.values() if key in scores]
 
     @cached_property
     def counted(self) -> MetricOfCounts | None:
-        """The metric that models are compared by, computed from the counts of lines; None for a language model."""
+        """Return the metric that models are compared by, on the counts of lines; None for a language model."""
         dataset = load_dataset(self.record["config"]["dataset"])
         if self.key == "perplexity" or dataset.target is None:
             return None
@@ -118,16 +118,16 @@ class Run:
         return MetricOfCounts(metrics[self.key].metric)
 
     def lines(self) -> list[list[str]]:
-        """For each seed, the counts of each line of the test set; empty if the record has no counts."""
+        """Return for each seed the counts of each line of the test set; empty if the record has no counts."""
         return [scores["lines"].split("; ") for scores in self.scored.values() if "lines" in scores]
 
     def sacrebleu_scores(self) -> list[Any]:
-        """sacreBLEU's score object for each seed, from the counts of lines; empty for other metrics."""
+        """Return sacreBLEU's score object for each seed, from the counts of lines; empty for other metrics."""
         seeds = self.lines() if self.key == "sacrebleu" else []
         return [self.counted.score(lines) for lines in seeds if self.counted is not None]
 
     def speeds(self, section: str = "speed") -> dict[int, dict[str, Any]]:
-        """Mean and deviation of sentences a second, by the least length of the batch's source lines in subwords.
+        """Return mean and deviation of sentences per second, by the smallest number of subwords of a source line.
 
         Args:
             section: ``speed``, or ``speed.baseline`` for the baseline measured beside it.

@@ -1,1 +1,1 @@
-"""fairseq's commands, and what goes into them and comes out: devices, data, checkpoints, logs."""
+"""fairseq's commands, their inputs and their outputs: devices, data, checkpoints, logs."""

@@ -1,9 +1,9 @@
-"""Answers to all lines of a file: lines of like length are translated together, and what is done is kept.
+"""Translate all lines of a file: lines of similar length share a batch, and finished batches are kept.
 
-Lines are read a window at a time. Those of a window are sorted by length and put into batches of about as many tokens,
-so that little of a batch is padding. The answers of a window come out in the order of its lines. Batches depend on the
-file and on the limit of tokens alone: a run that goes on after a kill translates the batches that are not done, as they
-would have been translated, and its output is the same byte for byte.
+Lines are read in windows of ``WINDOW`` lines. The lines of a window are sorted by length and put into batches of about
+as many tokens each, so that batches have little padding. The answers come in the order of the lines. Batches depend
+only on the file and on the limit of tokens: a run that resumes after a kill makes the same batches and translates those
+that are missing, and its output is the same byte for byte.
 """
 
 import json
@@ -17,7 +17,7 @@ from data_prep.common.progress import Advance, ignore_progress
 from scripts.fairseq_io.translator import Answer
 
 WINDOW = 4096  # lines
-MAX_TOKENS = 2048  # of a batch, padding included
+MAX_TOKENS = 2048  # in a batch, including padding
 
 
 class Searcher(Protocol):
@@ -27,10 +27,10 @@ class Searcher(Protocol):
 
 
 class KeptAnswers:
-    """Answers to lines, by the lines' numbers; also in a file, to which each batch adds a line of JSON.
+    """Answers by line number, in memory and in a file, to which each batch adds a line of JSON.
 
     Args:
-        file: is read, if it exists; None: the answers are in memory alone.
+        file: the file, which is read if it exists; None: the answers are only in memory.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -56,10 +56,10 @@ class KeptAnswers:
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split lines into batches of at most ``max_tokens``, padding included, or of one line; the longest lines first.
+    """Split lines into batches of at most ``max_tokens``, including padding; a longer line is a batch by itself.
 
     Returns:
-        indices into ``lengths``.
+        batches of indices into ``lengths``, the longest lines first.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -79,15 +79,15 @@ def answer_all(
     max_tokens: int = MAX_TOKENS,
     advance: Advance = ignore_progress,
 ) -> Iterator[list[Answer]]:
-    """Yield the ``count`` best hypotheses of each line, in order; none for a line without tokens.
+    """Yield the ``count`` best hypotheses of each line, in order; an empty list for a line without tokens.
 
     Args:
-        lines: the file's.
+        lines: the lines of the file.
         prepare: turns a line and its number, counted from 1, into the tokens that the model takes.
-        model: translates.
+        model: the model that translates.
         count: number of hypotheses.
-        kept: has the answers of an earlier run, whose batches were the same, and gets those of this one.
-        max_tokens: tokens of the sources in a batch, at most.
+        kept: the answers of an earlier run with the same batches; those of this run are added.
+        max_tokens: the largest number of source tokens in a batch.
         advance: is called with the number of lines done since the last call.
     """
     numbered = enumerate(lines, 1)

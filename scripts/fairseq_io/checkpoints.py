@@ -1,4 +1,4 @@
-"""Finding, opening and writing fairseq's checkpoints, without fairseq."""
+"""Find, open and write fairseq's checkpoints, without fairseq."""
 
 import re
 import shlex

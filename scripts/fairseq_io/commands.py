@@ -1,4 +1,4 @@
-"""fairseq's commands as a configuration asks for them: one home for what is run and what is shown to people."""
+"""Build fairseq's commands from a configuration, to run them and to show them to people."""
 
 import shlex
 import sys
@@ -22,25 +22,25 @@ from scripts.scoring.detokenise import SAME_UNITS
 
 BEAM = 5  # fairseq-generate's default
 LINES_OF_PROGRESS = 80  # in the log of a whole training, unless the configuration gives log-interval
-WHOLE = {"required-batch-size-multiple": 1}  # of a subset no sentence is left out
-# the plugin's tasks and losses that give the same in less time
+WHOLE = {"required-batch-size-multiple": 1}  # with more, fairseq leaves out the last sentences of a subset
+# by fairseq's names, the plugin's tasks and losses that give the same results in less time
 FASTER_TASKS = {"translation": "pla_translation"}
 FASTER_CRITERIONS = {"label_smoothed_cross_entropy": "pla_label_smoothed_cross_entropy"}
-# what a language model is trained on is what it must be evaluated on; fairseq-eval-lm has other defaults
+# a language model must be evaluated with these settings of its training; fairseq-eval-lm has other defaults
 LM_TASK = ("sample-break-mode", "tokens-per-sample", "add-bos-token")
-# fairseq-generate has limits of its own, and refuses longer lines than the smaller of both
+# fairseq-generate has limits of its own, and refuses lines that exceed them or those of the model
 POSITIONS: tuple[str, ...] = ("max-source-positions", "max-target-positions")
-# of the settings of generation these decide its speed, and are those of the section `speed`
+# settings that decide the speed of generation; when it is measured, the section `speed` has them
 SPEED = ("beam", "batch-size")
 _NOT_TIMED = (*SPEED, "max-tokens")
-PRECISION = "precision"  # a setting of generation that is no flag of fairseq's
+PRECISION = "precision"  # a setting of generation that is not a flag of fairseq
 
 
 def train_command(config: Config, seed: int, data: Path, out: Path, devices: Devices) -> list[str]:
-    """fairseq-train, on all devices.
+    """Return the command that runs fairseq-train on all devices.
 
     Raises:
-        UserError: there are more devices than tokens in an update, or they do not compute in the precision.
+        UserError: there are more devices than tokens in an update.
     """
     max_update = config.train.get("max-update")
     interval = max(1, max_update // LINES_OF_PROGRESS) if max_update else 100
@@ -61,10 +61,10 @@ def train_command(config: Config, seed: int, data: Path, out: Path, devices: Dev
         f"--seed={seed}",
         "--log-format=json",
         *flags({"log-interval": interval} | section),
-        # left alone, fairseq takes the GPUs that it sees on this machine for all there are, and one machine of several
-        # that has one GPU trains by itself
+        # without this flag fairseq counts only the GPUs of this machine: of several machines with one GPU each, every
+        # one would train by itself
         f"--distributed-world-size={devices.total}" if devices.gpu else "--cpu",
-        # of several GPUs it has not been run
+        # not tested on several GPUs
         *(["--cuda-graphs"] if devices.gpu and devices.total == 1 else []),
     ]
 
@@ -74,7 +74,7 @@ def _precision_flag(precision: str, *, gpu: bool) -> dict[str, bool]:
 
 
 def _languages(config: Config) -> dict[str, str]:
-    """Name the languages where fairseq would misread them: it takes ``dict.pt-BR.txt`` for the pair pt and BR."""
+    """Return flags with the languages if fairseq would misread them: to it ``dict.pt-BR.txt`` is the pair pt and BR."""
     try:
         languages = load_dataset(config.dataset).languages
     except UserError:  # data that were binarised elsewhere
@@ -85,22 +85,23 @@ def _languages(config: Config) -> dict[str, str]:
 
 
 def generation_settings(config: Config, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fairseq-generate's flags with the values that tuning has ``chosen``, which may name ``last`` beside them.
+    """Return fairseq-generate's flags, with the values that tuning has ``chosen`` in place of the configuration's.
 
-    Those that the configuration takes back are left out. ``precision``, which is no flag of fairseq's, is among them.
+    Flags that are null and the key ``last`` of ``chosen`` are left out. ``precision``, which is not a flag of fairseq,
+    stays.
     """
     settings = config.generate | {key: value for key, value in chosen.items() if key != "last"}
     return {key: value for key, value in settings.items() if value is not None}
 
 
 def speed_settings(config: Config, chosen: Mapping[str, Any], speed: Mapping[str, Any]) -> dict[str, Any]:
-    """fairseq-generate's flags where a section ``speed`` gives those that decide it."""
+    """Return fairseq-generate's flags with beam and batch size from a section ``speed``, without max-tokens."""
     others = {key: value for key, value in generation_settings(config, chosen).items() if key not in _NOT_TIMED}
     return others | {key: speed[key] for key in SPEED}
 
 
 def averaged(config: Config, chosen: Mapping[str, Any]) -> str:
-    """Return how many checkpoints the model is the mean of, in words, such as "3 by update"; "no" of the best one."""
+    """Return the number of averaged checkpoints, such as "3 by update"; "no" if the model is the best checkpoint."""
     last = chosen.get("last", config.average.get("last", BEST))
     return "no" if last == BEST else f"{last} by {config.average['by']}"
 
@@ -114,10 +115,10 @@ def generate_command(
     *,
     gpu: bool,
 ) -> list[str]:
-    """Return fairseq-generate with the flags ``settings``, in the precision that they name.
+    """Return the command that runs fairseq-generate with the flags ``settings``, in the precision that they name.
 
     Raises:
-        UserError: there is no search in this precision here.
+        UserError: this precision is not available for a search here.
     """
     task = config.train.get("task", "translation")
     positions = {key: config.train[key] for key in POSITIONS if key in config.train}
@@ -133,24 +134,25 @@ def search_precision(config: Config, settings: Mapping[str, Any], *, gpu: bool) 
 
 
 def noted_settings(config: Config, settings: Mapping[str, Any], *, gpu: bool) -> dict[str, Any]:
-    """Return the settings of a search as a record notes them, with the precision that is taken and the reason."""
+    """Return the settings of a search for a record, with the precision that is used and the reason for it."""
     taken = search_precision(config, settings, gpu=gpu)
     return {**settings, PRECISION: taken.precision, "precision_reason": taken.reason}
 
 
 def units(config: Config) -> str | None:
-    """The units that a language model's words are cut into; None for whole words.
+    """Return the kind of subwords of a language model, as fairseq's --post-process names it; None for whole words.
 
-    They are those of the dataset's steps. Of text that comes prepared, ``generate.post-process`` says it.
+    The dataset's steps determine it; for a dataset without steps, ``generate.post-process`` names it.
     """
-    dataset, given = load_dataset(config.dataset), config.generate.get("post-process")
-    return dataset.units if dataset.steps else SAME_UNITS.get(given, given)
+    dataset, post_process = load_dataset(config.dataset), config.generate.get("post-process")
+    return dataset.units if dataset.steps else SAME_UNITS.get(post_process, post_process)
 
 
 def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gpu: bool) -> list[str]:
-    """fairseq-eval-lm, which also says each unit's probability; ``scoring.perplexity`` joins them to words.
+    """Return the command that runs fairseq-eval-lm and prints each subword's probability.
 
-    Its own --post-process knows "@@ " alone, and takes every other value for the end of a unit.
+    ``scoring.perplexity`` joins subwords to words. fairseq-eval-lm's own --post-process can only do so for "@@ ": it
+    takes every other value for the ending of a subword.
     """
     task = {key: config.train[key] for key in LM_TASK if key in config.train}
     section = WHOLE | task | config.generate | {"post-process": None, PRECISION: None, "output-word-probs": True}
@@ -160,7 +162,7 @@ def evaluate_command(config: Config, data: Path, model: Path, subset: str, *, gp
 def _model_command(
     module: str, section: Mapping[str, Any], data: Path, model: Path, subset: str, *, gpu: bool, precision: str
 ) -> list[str]:
-    """A command of fairseq's that runs a model over a subset."""
+    """Return a command of fairseq that runs a model on a subset."""
     return [
         *matmul_precision(precision, gpu=gpu),
         *python_module(module),
@@ -175,7 +177,7 @@ def _model_command(
 
 
 def shell(command: Sequence[str]) -> str:
-    """A command as people type it: by the names that pip installs, an argument a line where it is long."""
+    """Return a command as people type it, with the names that pip installs; a long one has one argument per line."""
     words = list(command)
     variables, words = (words[1:2], words[2:]) if words[:1] == ["env"] else ([], words)
     start = [sys.executable, "-P"]

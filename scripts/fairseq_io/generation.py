@@ -1,4 +1,4 @@
-"""Reading the output of fairseq-generate, and reordering its hypotheses by another length penalty.
+"""Read the output of fairseq-generate, and reorder its hypotheses by another length penalty.
 
 The length penalty does not affect fairseq's search: unfinished hypotheses are compared by the sum of their tokens'
 log-probabilities. Only to order the finished ones is the sum divided by length ** penalty
@@ -44,7 +44,7 @@ def best_text(hypotheses: Sequence[Hypothesis], lenpen: float) -> str:
 
 
 class GenerationOutput:
-    """Collects what fairseq-generate prints, line by line."""
+    """The content of fairseq-generate's output, collected line by line."""
 
     def __init__(self, subset: str) -> None:
         self.subset = subset

@@ -1,4 +1,4 @@
-"""Arguments and checks of the commands that start one of fairseq's."""
+"""Arguments and checks of the commands that run a command of fairseq."""
 
 import argparse
 from pathlib import Path
@@ -45,7 +45,7 @@ def chosen_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_prepared(parser: argparse.ArgumentParser) -> None:
-    """Add --prepared, the folder of prepared text, which has the words that the dictionary lacks."""
+    """Add --prepared, the folder of prepared text, in which words outside the dictionary are not <unk>."""
     parser.add_argument(
         "--prepared",
         type=Path,

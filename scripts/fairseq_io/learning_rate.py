@@ -7,15 +7,16 @@ from collections.abc import Iterable
 def learning_rates(args: Namespace, updates: Iterable[int]) -> dict[int, float] | None:
     """Return the learning rate of each of these updates, which are counted from 1.
 
-    None where it depends on the scores on validation (``reduce_lr_on_plateau``).
+    Return None if the rates depend on validation scores (``reduce_lr_on_plateau``).
 
     Args:
-        args: what fairseq-train's parser made of its flags.
+        args: fairseq-train's parsed flags.
+        updates: the updates, in increasing order.
     """
     from fairseq.optim import FairseqOptimizer, lr_scheduler
 
     class Rate(FairseqOptimizer):
-        """An optimizer that has nothing but a learning rate."""
+        """An optimizer with only a learning rate."""
 
         rate = 0.0
 
@@ -35,6 +36,6 @@ def learning_rates(args: Namespace, updates: Iterable[int]) -> dict[int, float] 
     scheduler.step_begin_epoch(1)
     rates = {}
     for update in updates:
-        scheduler.step_update(update - 1)  # fairseq sets the rate of an update when the one before is done
+        scheduler.step_update(update - 1)  # fairseq sets the rate of an update at the end of the previous one
         rates[update] = optimizer.rate
     return rates

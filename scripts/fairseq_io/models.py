@@ -1,4 +1,4 @@
-"""Flags, tasks and models, parsed and built as fairseq's own commands do."""
+"""Parse flags, and build tasks and models, as fairseq's own commands do."""
 
 import argparse
 import logging
@@ -78,7 +78,7 @@ def parse(command: Command) -> argparse.Namespace:
 
 def load_plugin() -> None:
     """Register the models as ``--user-dir`` does."""
-    # no messages about missing optional packages, settings of theirs, or the backend that runs
+    # hide messages about missing optional packages, their settings, and the backend in use
     for name in ("fairseq", "hydra", "lightconv_plugin"):
         logging.getLogger(name).setLevel(logging.WARNING)
     from fairseq.utils import import_user_module
@@ -100,7 +100,7 @@ def stand_in_dictionary(size: int) -> Any:
     return StandIn()
 
 
-ENTRIES = 1_000_000  # of a dictionary whose size is not known yet: more than any cut-off of an adaptive layer
+ENTRIES = 1_000_000  # of a dictionary of unknown size: more than any cut-off of an adaptive layer
 
 
 def make_task(cfg: Any, *, joined: bool, has_data: bool) -> Any:

@@ -1,9 +1,9 @@
-"""The precision of a training or a search: what is asked for, what the devices compute in, and what is faster.
+"""Choose the precision of a training or a search, from the requested one and the devices.
 
-On a GPU fp16 and bf16 are fairseq's flags, which convert the model. On a CPU nothing is converted: in bf16 the operands
-of matrix products are rounded, and parameters, activations, sums and Adam stay in float32. In int8, for searches alone,
-the weights of linear layers are rounded to 8 bits beforehand, and their inputs row by row. The plugin's models do so
-where the environment has LIGHTCONV_MATMUL=bf16 or int8; fairseq's own stay in float32.
+On a GPU, fp16 and bf16 are flags of fairseq, which convert the model. On a CPU nothing is converted. In bf16 the
+operands of matrix products are rounded, and parameters, activations, sums and Adam stay in float32. In int8, which is
+for searches alone, the weights of linear layers are rounded to 8 bits beforehand, and their inputs row by row. The
+plugin's models do so if the environment variable LIGHTCONV_MATMUL is bf16 or int8; fairseq's own stay in float32.
 """
 
 import functools
@@ -19,12 +19,12 @@ from scripts.config import Config
 from scripts.fairseq_io.devices import Devices
 
 VARIABLE = "LIGHTCONV_MATMUL"
-OURS = "pla_"  # begins the names of the plugin's architectures
+OURS = "pla_"  # prefix of the names of the plugin's architectures
 
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """A precision, and a sentence that says why it is taken; None where it is the one that was asked for."""
+    """A precision, and the reason for it in a sentence; None if it is the requested one."""
 
     precision: str
     reason: str | None = None
@@ -33,27 +33,29 @@ class PrecisionChoice:
 def take_precision(asked: str, train: Mapping[str, Any], *, gpu: bool, auto_on_gpu: str) -> PrecisionChoice:
     """Choose the precision.
 
-    The paper trains in fp16 (section 5.3), which is kept on every GPU: bf16, which needs no loss scaling, rounds to 8
-    bits where fp16 rounds to 11, so a GPU that has both does not take it by itself. fairseq has no fp16 on a CPU.
+    The paper trains in fp16 (section 5.3), and so do our configurations on every GPU. bf16 needs no loss scaling, but
+    rounds to 8 bits where fp16 rounds to 11; therefore it is used only on request. fairseq has no fp16 on a CPU.
 
     Args:
         asked: auto, fp32, bf16 or fp16.
-        train: the flags that the model is trained with; of a published one, which is the plugin's, none are known.
-        gpu: it runs on a GPU.
-        auto_on_gpu: the precision that auto is on a GPU.
+        train: the flags that the model is trained with; empty for a published model, which counts as the plugin's.
+        gpu: the model runs on a GPU.
+        auto_on_gpu: the precision that auto stands for on a GPU.
     """
     if gpu:
         taken, reason = (auto_on_gpu, f"auto is {auto_on_gpu} on a GPU") if asked == "auto" else (asked, None)
         return PrecisionChoice(taken, reason)
     if asked == "fp16":
-        return PrecisionChoice("fp32", "fp16 is for GPUs, and torch sees none: it is fp32")
+        return PrecisionChoice("fp32", "fp16 falls back to fp32: it needs a GPU, and torch sees none")
     if asked == "fp32":
         return PrecisionChoice("fp32")
     if not _is_ours(train):
-        return PrecisionChoice("fp32", f"{asked} takes fp32: on a CPU fairseq's own models compute in nothing else")
+        return PrecisionChoice(
+            "fp32", f"{asked} falls back to fp32: on a CPU fairseq's own models compute in nothing else"
+        )
     if why_not := processor_reasons()["bf16" if asked == "bf16" else "slower"]:
-        return PrecisionChoice("fp32", f"{asked} takes fp32: {why_not}")
-    return PrecisionChoice("bf16", "auto takes bf16: this processor has fast units for it" if asked == "auto" else None)
+        return PrecisionChoice("fp32", f"{asked} falls back to fp32: {why_not}")
+    return PrecisionChoice("bf16", "auto is bf16: this processor has fast units for it" if asked == "auto" else None)
 
 
 def _is_ours(train: Mapping[str, Any]) -> bool:
@@ -70,11 +72,11 @@ def take_search_precision(asked: str, train: Mapping[str, Any], *, gpu: bool) ->
     """Choose the precision of a search in a model trained with these flags; auto is fp32 on a GPU.
 
     Raises:
-        UserError: there is no search in this precision here. int8 is asked for to save time and memory, and no other
-            precision is taken in its place; bf16 on a GPU would change nothing in fairseq-generate.
+        UserError: this precision is not available for a search here. No other precision replaces int8, which is
+            requested to save time and memory; bf16 on a GPU would change nothing in fairseq-generate.
     """
     if asked == "bf16" and gpu:
-        raise UserError("--precision is bf16, and on a GPU fairseq generates in fp32 or fp16; take one of these")
+        raise UserError("--precision is bf16, and on a GPU fairseq generates in fp32 or fp16; choose one of these")
     if asked != "int8":
         return take_precision(asked, train, gpu=gpu, auto_on_gpu="fp32")
     if gpu:
@@ -88,17 +90,17 @@ def take_search_precision(asked: str, train: Mapping[str, Any], *, gpu: bool) ->
 
 @functools.cache
 def processor_reasons() -> dict[str, str | None]:
-    """Return why the plugin would not multiply in ``bf16`` and in ``int8`` on this processor, and why float32 is to be
-    preferred to bfloat16 (``slower``); None for no reason.
+    """Return the reasons against precisions on this processor; None if there is no reason.
 
-    A process asks: torch is heavy, and the plugin may have to be compiled.
+    ``bf16`` and ``int8`` are the reasons why the plugin cannot multiply in them, and ``slower`` is the reason to prefer
+    float32 to bfloat16. Another process finds them, since it must import torch and perhaps compile the plugin.
     """
-    said, _ = ask_python("-m", __name__, failed="the processor's units cannot be found out")
-    return json.loads(said)
+    output, _ = ask_python("-m", __name__, failed="cannot determine the processor's units")
+    return json.loads(output)
 
 
 def matmul_precision(precision: str, *, gpu: bool) -> list[str]:
-    """Return the start of a command whose products on a CPU are in ``precision``, whatever the environment says."""
+    """Return the start of a command that sets the precision of products on a CPU, whatever the environment has."""
     if gpu or (precision == "fp32" and VARIABLE not in os.environ):
         return []
     return ["env", f"{VARIABLE}={precision}"]

@@ -1,4 +1,4 @@
-"""Reading fairseq's training log (``--log-format json``), the only module that knows its format."""
+"""Read fairseq's training log (``--log-format json``). Only this module depends on the log's format."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A trained model that answers lines: what fairseq-generate does to a subset, for text that comes one by one."""
+"""Translate single lines with a trained model, as fairseq-generate translates a subset."""
 
 import math
 import os
@@ -14,30 +14,30 @@ from scripts.fairseq_io.models import Command, load_plugin, parse
 from scripts.fairseq_io.precision import VARIABLE
 
 TASK = FASTER_TASKS["translation"]  # serves every translation model
-# flags of generation that are about a subset on disk, or about a precision that is never needed for so little text
+# flags of generation that concern a subset on disk, or a precision that so little text does not need
 _NOT_HERE = ("task", "gen-subset", "max-tokens", "batch-size", "required-batch-size-multiple", "fp16", "cpu", "nbest")
 
 
 class Answer(NamedTuple):
-    """A hypothesis: its tokens with BPE undone, and its score as fairseq-generate prints it, to base 2."""
+    """A hypothesis: its tokens with BPE undone, and its score to base 2, as fairseq-generate prints it."""
 
     text: str
     score: float
 
 
 class Translator:
-    """Loads a model at once; then ``translate`` any number of times.
+    """A trained model, which is loaded once and then translates any number of lines.
 
     Args:
         model: a checkpoint.
         dictionaries: the folder of dict.<language>.txt.
         languages: source and target, as the dictionaries' names have them.
         generate: fairseq-generate's flags, without dashes.
-        precision: of products on a CPU, fp32, bf16 or int8. The search's weights are packed in it; products of all
-            others are in the precision of the Translator made last.
+        precision: the precision of matrix products on a CPU: fp32, bf16 or int8. The weights of the search are packed
+            in it; all other products are in the precision of the Translator that was made last.
 
     Raises:
-        UserError: a file is missing, or flags do not go together.
+        UserError: a file is missing, or flags contradict each other.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Translator:
         for path in (model, *(dictionaries / f"dict.{language}.txt" for language in languages)):
             if not path.is_file():
                 raise UserError(f"there is no {path}; give a trained model, and its dictionaries with --dictionaries")
-        os.environ[VARIABLE] = "fp32"  # the shell's value is not for this search
+        os.environ[VARIABLE] = "fp32"  # this search ignores a value from the shell
         load_plugin()
         import torch
         from fairseq import checkpoint_utils, tasks, utils
@@ -64,42 +64,42 @@ class Translator:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         section = {key: value for key, value in generate.items() if key not in (*_NOT_HERE, PRECISION)}
         source, target = languages
-        where = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
-        arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *where, *flags(section)]
+        options = [f"--source-lang={source}", f"--target-lang={target}", f"--task={TASK}", f"--user-dir={user_dir()}"]
+        arguments = [str(dictionaries.resolve()), f"--path={model.resolve()}", *options, *flags(section)]
         command = Command(model, ["fairseq_cli.generate", *arguments], {key: key for key in section})
         cfg = convert_namespace_to_omegaconf(parse(command))
         self._task = tasks.setup_task(cfg.task)
         self._models, _ = checkpoint_utils.load_model_ensemble([str(model)], task=self._task)
-        for each in self._models:
-            each.eval().to(self._device)
-            each.prepare_for_inference_(cfg)
+        for loaded in self._models:
+            loaded.eval().to(self._device)
+            loaded.prepare_for_inference_(cfg)
         try:
             self._generator = self._task.build_generator(self._models, cfg.generation)
         except ValueError as error:
             raise UserError(f"{model}: cannot search with these flags: {error}") from error
         self._post_process = cfg.common_eval.post_process
         # the task here has fairseq's own limit of 1,024, whatever the model was trained with
-        positions = utils.resolve_max_positions(*(each.max_positions() for each in self._models))
+        positions = utils.resolve_max_positions(*(loaded.max_positions() for loaded in self._models))
         self.longest: int = positions[0] - 1
-        """The most tokens of a source line; the end of the sentence is one more."""
+        """The largest number of tokens in a source line, without the end-of-sentence symbol."""
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """Return the best hypothesis of each line in BPE units, as tokens with BPE undone; all in one batch.
+        """Translate lines of subwords in one batch; return the best hypothesis of each, as tokens with BPE undone.
 
         Lines are cut after ``longest`` tokens.
         """
         return [answers[0].text for answers in self.search(lines, 1)]
 
     def search(self, lines: Sequence[str], count: int) -> list[list[Answer]]:
-        """Return the ``count`` best hypotheses of each line, or as many as there are, the best first; in one batch."""
+        """Search all lines in one batch; return up to ``count`` hypotheses of each, the best first."""
         import torch
 
         words = self._task.source_dictionary
         tokens = [
             words.encode_line(" ".join(line.split()[: self.longest]), add_if_not_exist=False).long() for line in lines
         ]
-        dataset = self._task.build_dataset_for_inference(tokens, [len(each) for each in tokens])
-        sample = dataset.collater([dataset[place] for place in range(len(lines))])
+        dataset = self._task.build_dataset_for_inference(tokens, [len(line) for line in tokens])
+        sample = dataset.collater([dataset[index] for index in range(len(lines))])
         inputs = {key: sample["net_input"][key].to(self._device) for key in ("src_tokens", "src_lengths")}
         with torch.no_grad():
             hypotheses = self._task.inference_step(self._generator, self._models, {"net_input": inputs})

@@ -1,1 +1,1 @@
-"""Pictures of trainings, of kernels and attention, and of scores; one file for each, and ``figure`` for their look."""
+"""Pictures of losses, of kernels and attention, and of scores: a module for each, and ``figure`` for their style."""

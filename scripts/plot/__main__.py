@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("model", type=Path, metavar="RUN", help="a run's folder, a published model's, or a checkpoint")
     add("--text", metavar="LINE", help="plain text (default: a line of the test set, if one is needed)")
     add("--attention", action="store_true", help="also draw the attention to the source")
-    add("--dataset", metavar="NAME", help="whose steps prepare the line, if RUN does not record it")
+    add("--dataset", metavar="NAME", help="the dataset whose steps prepare the line, if RUN does not record it")
     add("--dictionaries", type=Path, metavar="DIR", help="the folder of dict.*.txt, if RUN does not record it")
     scores = command("scores", SCORES, plot_scores)
     scores.add_argument(

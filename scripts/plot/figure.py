@@ -26,13 +26,13 @@ from matplotlib.lines import Line2D
 
 from data_prep.common.outputs import atomic_file
 
-logging.getLogger("matplotlib").setLevel(logging.WARNING)  # libraries that fairseq brings let every logger report all
+logging.getLogger("matplotlib").setLevel(logging.WARNING)  # libraries that fairseq imports make every logger print all
 
 WIDTH = 8.3  # inches: the 600 points are 800 pixels in a browser, the width of a page
 FORMATS = (".svg", ".png", ".pdf")
 DOTS_PER_INCH = 200  # of a PNG
 
-# role: colour on a light page, and the one that takes its place on a dark page
+# the colours on a light page; DARK has those that replace them on a dark page
 PAGE, INK, MUTED, GRID = "#ffffff", "#1f2328", "#656d76", "#e1e4e8"
 # The colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow, which is hard to see on white
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d")

@@ -112,16 +112,16 @@ class Canvas:
         opacity = np.sqrt(np.abs(weights) / self.greatest)
         colours = np.where(weights[..., None] < 0, NEGATIVE, POSITIVE)
         opacity = np.round(opacity * OPACITIES) / OPACITIES
-        place = (
+        bounds = (
             box.x / WIDTH,
             1 - (box.y + box.height) / self.height,
             box.width / WIDTH,
             box.height / self.height,
         )
-        axes = self.figure.add_axes(place)
+        axes = self.figure.add_axes(bounds)
         axes.imshow(np.dstack([colours, opacity]), aspect="auto", interpolation="none")
         axes.set_axis_off()
-        self.figure.add_artist(Rectangle(place[:2], *place[2:], fill=False, edgecolor=MUTED, linewidth=0.4))
+        self.figure.add_artist(Rectangle(bounds[:2], *bounds[2:], fill=False, edgecolor=MUTED, linewidth=0.4))
 
     def scale(self) -> None:
         """Draw the colour scale in the upper right corner."""
@@ -245,6 +245,6 @@ class Attention:
             canvas.text(box.x, y + TITLE - 0.1, f"decoder {number + 1}", size=7.5)
             canvas.heat(box, weights)
             canvas.units_below(box, self.reading.source)
-            for place, unit in enumerate(self.reading.outputs if column == 0 else ()):
-                middle = box.y + (place + 0.5) * self.cell
+            for position, unit in enumerate(self.reading.outputs if column == 0 else ()):
+                middle = box.y + (position + 0.5) * self.cell
                 canvas.text(box.x - 0.05, middle, shortened(unit, 18), ha="right")

@@ -32,11 +32,11 @@ class Layer(NamedTuple):
 
     @property
     def width(self) -> int:
-        """K."""
+        """The width K of the kernels."""
         return len(self.offsets)
 
     def entropies(self) -> list[float | None]:
-        """Entropy of each head's kernels in bits, a mean over positions; None if the weights are no distribution."""
+        """Return the mean entropy of each head's kernels in bits; None if the weights are not a distribution."""
         kernels = self.kernels if self.kernels.ndim == 3 else self.kernels[None]
         if (kernels < 0).any() or abs(kernels.sum(axis=-1) - 1).max() > 1e-3:
             return [None] * kernels.shape[1]

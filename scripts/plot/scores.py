@@ -19,7 +19,7 @@ from scripts.scoring.score_names import LOWER_IS_BETTER, NAMES
 from scripts.tables.published import Figure, read_tables
 from scripts.tables.records import lookup, read_record
 
-ROW, LEAST = 0.2, 0.45  # height in inches of a run, and of axes without runs
+ROW, LEAST = 0.2, 0.45  # heights in inches: of a run, and of axes without runs
 SPEED_HEIGHT = 2.6
 SUMMARY = "summary.test."  # path of the scores in a record
 # the marks of the picture
@@ -128,8 +128,8 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     texts = [score.name for panel in shown for score in panel.scores]
     with drawing(path, height=sum(heights) + 0.25 * len(heights), texts=texts) as figure:
         axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for panel, place in zip(shown, axes, strict=False):
-            _draw_scores(place, panel)
+        for panel, panel_axes in zip(shown, axes, strict=False):
+            _draw_scores(panel_axes, panel)
         scores = [score for panel in shown for score in panel.scores]
         handles: list[Any] = [Line2D([], [], **MEAN)]
         labels = ["mean over the seeds, 95% interval"]

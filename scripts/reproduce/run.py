@@ -58,7 +58,7 @@ def tuned_settings(config: Config, root: Path) -> dict[str, Any]:
 
 
 def baseline_config(config: Config) -> Config | None:
-    """Return the configuration that this one's speed is compared with; None without one, or if it is this one."""
+    """Return the configuration whose speed is the baseline of this one's; None without one, or if it is this one."""
     if "baseline" not in config.speed:
         return None
     path = config.path.parent / config.speed["baseline"]

@@ -100,7 +100,7 @@ def measures(score: Mapping[str, Any], language: str, *, lowercase: bool = False
 
 
 def _multi_bleu() -> BLEU:
-    """Case-sensitive BLEU of words between spaces, without smoothing; ``force`` turns sacreBLEU's warning off."""
+    """Return case-sensitive BLEU of words between spaces, without smoothing; ``force`` hides sacreBLEU's warning."""
     return BLEU(tokenize="none", smooth_method="none", force=True)
 
 

@@ -21,7 +21,7 @@ _WORDS: dict[str | None, Callable[[str], bool]] = {
 
 
 class EvaluationOutput:
-    """Collects the results that fairseq-eval-lm prints with --output-word-probs, line by line.
+    """The results that fairseq-eval-lm prints with --output-word-probs, collected line by line.
 
     Args:
         units: the kind of subwords, as fairseq's --post-process names it; None for whole words.

@@ -1,4 +1,4 @@
-"""A tiny corpus and model, fairseq-train inside this process, and fairseq as it is without a shim."""
+"""A tiny corpus and model, fairseq-train in this process, and fairseq's functions without the shims."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ RECIPE = """
 
 
 def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The fairseq function under the shims."""
-    assert hasattr(function, "__wrapped__"), "no shim here: the test would prove nothing"
+    """Return fairseq's function without the shims around it."""
+    assert hasattr(function, "__wrapped__"), "the function has no shim, so the test would prove nothing"
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
 
 
 def write_corpus(folder: Path) -> None:
-    """Sentence pairs whose target is the source backwards, binarised with fairseq's own writers."""
+    """Write sentence pairs, the target being the reversed source, binarised with fairseq's own writers."""
     from fairseq.data import Dictionary, indexed_dataset
 
     draw = random.Random(1)
@@ -72,8 +72,9 @@ Train = Callable[..., list[float]]
 
 @pytest.fixture(scope="session")
 def train(corpus: Path) -> Train:
-    """`train(save_dir, *options)`: fairseq-train in this process; gives the training loss of every update in it.
-    Checkpoints of epochs are kept with `epochs`.
+    """Return ``train(save_dir, *options)``: it runs fairseq-train in this process and returns every update's loss.
+
+    With ``epochs``, checkpoints are also saved at the ends of epochs.
     """
 
     def run(save_dir: Path, *options: str, model: str = TINY, epochs: bool = False) -> list[float]:
@@ -82,7 +83,7 @@ def train(corpus: Path) -> Train:
         from fairseq_cli import train as fairseq_train
 
         arguments = [str(corpus), *model.split(), *RECIPE.split(), "--save-dir", str(save_dir), *options]
-        vars(checkpoint_utils.save_checkpoint).pop("best", None)  # the best loss of a training before, in this process
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)  # the best loss of an earlier training in this process
         vars(fairseq_train.should_stop_early).clear()
         arguments += [] if epochs else ["--no-epoch-checkpoints"]
         losses: list[float] = []

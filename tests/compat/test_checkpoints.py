@@ -1,4 +1,4 @@
-"""Checkpoints load with `weights_only=True` left on, and what cannot be loaded is refused in a sentence."""
+"""Checkpoints load with torch's default ``weights_only=True``; the error for other files is one sentence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def old_extra_state() -> dict[str, Any]:
 
 
 def test_training_resumes_where_it_stopped(train: Train, tmp_path: Path) -> None:
-    """In the middle of the second epoch. Without --update-epoch-batch-itr fairseq would then make other batches."""
+    """It stopped in the second epoch: without --update-epoch-batch-itr, fairseq would resume with other batches."""
     straight = train(tmp_path / "straight", "--max-update", "12")
     first = train(tmp_path / "broken", "--max-update", "9")
     assert (len(straight), len(first)) == (12, 9)
@@ -56,7 +56,7 @@ def test_training_resumes_where_it_stopped(train: Train, tmp_path: Path) -> None
     [("", ""), ("numpy._core.multiarray", "numpy.core.multiarray"), ("fairseq.logging.meters", "fairseq.meters")],
 )
 def test_the_types_of_old_checkpoints_load(new: str, old: str, tmp_path: Path) -> None:
-    """Spelled as an older library wrote them."""
+    """The file has the names of modules in older libraries."""
     path = save({"args": Namespace(lr=[0.1]), "extra_state": old_extra_state()}, tmp_path / "old.pt", as_zip=False)
     path.write_bytes(path.read_bytes().replace(new.encode(), old.encode()))
     assert old.encode() in path.read_bytes()
@@ -69,7 +69,7 @@ def test_the_types_of_old_checkpoints_load(new: str, old: str, tmp_path: Path) -
     assert state["args"].lr == [0.1]
     assert state["extra_state"]["train_meters"]["loss"].avg == 2.5
     assert state["extra_state"]["best"] == 4.25
-    assert state["extra_state"]["counts"].tolist() == [3, 2, 1]  # as --eval-bleu puts them there
+    assert state["extra_state"]["counts"].tolist() == [3, 2, 1]  # --eval-bleu saves such arrays
 
 
 @pytest.mark.parametrize("as_zip", [True, False])
@@ -89,7 +89,7 @@ def test_a_checkpoint_gives_its_model(as_zip: bool, checkpoint: Path, corpus: Pa
 def test_other_processes_receive_a_checkpoint_when_training_resumes(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """As fairseq sends it: omegaconf's configuration, which no file may hold, and tensors replaced by their numbers."""
+    """The message has omegaconf's configuration, which a file must not have, and numbers in place of tensors."""
     tensors: list[torch.Tensor] = []
     sent = save(distributed_utils._split_tensors_from_obj(load(str(checkpoint)), tensors), tmp_path / "message.pt")
     message = sent.read_bytes()
@@ -107,7 +107,7 @@ def test_other_processes_receive_a_checkpoint_when_training_resumes(
 
 
 def refused(path: Path) -> str:
-    """The sentence in which a file is refused; a traceback prints it alone, not torch's advice to switch checks off."""
+    """Return the error for a file; its traceback must not print torch's advice to disable the check."""
     with pytest.raises(compat.CheckpointError) as caught:
         load(str(path))
     printed = "".join(traceback.format_exception(caught.value)).replace("weights_only=True", "")
@@ -117,7 +117,7 @@ def refused(path: Path) -> str:
 
 
 class Reduced:
-    """Pickles as a call of `function` with `arguments`."""
+    """Object that is pickled as a call of ``function`` with ``arguments``."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = (function, arguments)
@@ -131,7 +131,7 @@ ATTACKS = {
     "eval": Reduced(eval, "open('marker', 'w')"),
     "getattr": Reduced(getattr, Namespace, "__init__"),
     "functools.partial": Reduced(functools.partial, os.system, "touch marker"),
-    "fractions.Fraction": fractions.Fraction(1, 2),  # harmless, but no checkpoint holds it
+    "fractions.Fraction": fractions.Fraction(1, 2),  # harmless, but no checkpoint needs it
 }
 
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(
         assert "refused, because it asks for" in sentence
         assert name in sentence or name == "functools.partial"
         assert os.listdir() == ["attack.pt"]
-    if name == "posix.system":  # it would work
+    if name == "posix.system":  # the attack works if the check is disabled
         torch.load(path, weights_only=False)
         assert len(os.listdir()) == 2
 
@@ -168,14 +168,14 @@ def flipped(path: Path, place: int, bit: int, to: Path) -> Path:
 
 
 def contents(value: Any) -> Any:
-    """The content of a checkpoint, to compare with ``==``."""
+    """Return the content of a checkpoint in a form that ``==`` compares."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()
-    return {key: contents(each) for key, each in value.items()} if isinstance(value, dict) else value
+    return {key: contents(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def test_any_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
-    """In the archive's tables too."""
+    """The bits of the archive's tables are tried, too."""
     state: dict[str, Any] = {
         "model": {"weight": torch.arange(6.0)},
         "extra_state": {"train_iterator": {"epoch": 3}},
@@ -191,7 +191,7 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
             refused(bad)
             count += 1
     assert count > 50
-    # of a parameter, which torch then reads as another; of the table, where torch gives what is in memory
+    # flipped in a parameter, torch reads another number; flipped in the table, it reads uninitialised memory
     with zipfile.ZipFile(path) as archive:
         (part,) = (part for part in archive.infolist() if part.filename.endswith("/data/0"))
     entry = path.read_bytes().rindex(part.filename.encode() + b"PK") - 46

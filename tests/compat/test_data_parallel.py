@@ -1,4 +1,4 @@
-"""Several processes on CPUs train one model, the same as one process that accumulates their batches."""
+"""Several processes on CPUs train the same model as one process that accumulates their batches."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ DYNAMIC = """
 
 
 def test_two_processes_match_one_that_accumulates_and_resume(corpus: Path, tmp_path: Path) -> None:
-    """16 updates with --update-freq 2, against 9 with pytorch_ddp and 7 more, resumed, with legacy_ddp.
+    """16 updates with --update-freq 2 are compared with 9 with pytorch_ddp and 7 more, resumed, with legacy_ddp.
 
-    By SGD, since Adam makes the same step of a gradient that is scaled.
+    SGD shows a wrongly scaled gradient; Adam's steps do not depend on the scale.
     """
 
     def train(processes: int, *flags: str) -> list[float]:
@@ -59,15 +59,15 @@ def test_two_processes_match_one_that_accumulates_and_resume(corpus: Path, tmp_p
         torch.testing.assert_close(parallel["model"][name], weight, rtol=0, atol=1e-4)
 
 
-# -------------------------------------------------------------------------------------- how the launch is completed
+# ----------------------------------------------------------------------------------- distributed flags of a launch
 
 HAND = ["--distributed-init-method", "tcp://127.0.0.1:29500"]
 STARTED = [*HAND, "--distributed-no-spawn", "--distributed-rank", "1", "--distributed-world-size", "2"]
-TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}  # the second of two
+TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}  # the second process
 
 
 def begun(monkeypatch: pytest.MonkeyPatch, *flags: str, gpus: int = 0) -> Any:
-    """The distributed configuration with which a training would begin."""
+    """Return the distributed configuration with which a training would start."""
     seen: list[Any] = []
     monkeypatch.setattr(distributed_utils, "distributed_main", lambda i, main, cfg, kwargs: main(cfg))
     for name, value in {"is_available": gpus > 0, "device_count": gpus, "set_device": None}.items():
@@ -87,7 +87,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, *flags: str, gpus: int = 0) -> Any:
         (["--bf16"], True, 0, (2, 1, "env://", "gloo")),
         (["--distributed-world-size", "2"], True, 0, (2, 1, "env://", "gloo")),
         (STARTED, False, 0, (2, 1, HAND[1], "gloo")),
-        (["--distributed-world-size", "2"], True, 2, (2, 1, "env://", "nccl")),  # fairseq's own completion
+        (["--distributed-world-size", "2"], True, 2, (2, 1, "env://", "nccl")),  # completed by fairseq itself
         ([], False, 0, (1, 0, None, "gloo")),
     ],
 )
@@ -100,13 +100,13 @@ def test_a_launch_is_completed(flags, launched, gpus, expected, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [["--distributed-world-size", "2"], HAND])
-def test_what_would_train_nothing_is_refused(flags, monkeypatch):
+def test_flags_without_a_launcher_are_refused(flags, monkeypatch):
     with pytest.raises(RuntimeError, match="start them with torchrun --nproc_per_node N"):
         begun(monkeypatch, *flags)
 
 
-def test_processes_that_would_train_apart_are_refused(monkeypatch):
-    """fairseq-hydra-train does not come by ``call_main``'s completion."""
+def test_processes_that_would_train_separate_models_are_refused(monkeypatch):
+    """The settings of fairseq-hydra-train are not completed in ``call_main``."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     settings = Namespace(distributed_world_size=1)
     with pytest.raises(RuntimeError, match=r"train a model of its own\. Give .*world_size=2"):

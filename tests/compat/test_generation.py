@@ -1,4 +1,4 @@
-"""Generation options of fairseq's that fail or are untried without the plugin."""
+"""Options of fairseq's generation that fail without the plugin, or that fairseq does not test."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .conftest import Train
 
 
 def repeated(size: int, forbidden: bool) -> int:
-    """N-grams of ``size`` that hypotheses of 12 words hold twice, with or without --no-repeat-ngram-size."""
+    """Count the repeated n-grams in hypotheses of 12 words, with or without --no-repeat-ngram-size."""
     torch.manual_seed(0)
-    types = 20 if size == 1 else 8  # of one type each there must be enough
+    types = 20 if size == 1 else 8  # without repeated words, a hypothesis needs 12 different ones
     model = common.build("pla_dynamicconv_small", common.task(types), **common.SMALL).eval()
     options = {"beam_size": 2, "min_len": 12, "max_len_b": 14, "no_repeat_ngram_size": size if forbidden else 0}
     net_input = {"src_tokens": common.tokens(4, 6, types), "src_lengths": torch.full((4,), 6)}
@@ -28,7 +28,7 @@ def repeated(size: int, forbidden: bool) -> int:
         best["tokens"].tolist() for nbest in search.generate([model], {"net_input": net_input}) for best in nbest
     ]
     ngrams = [list(zip(*(tokens[i:] for i in range(size)), strict=False)) for tokens in all_tokens]
-    return sum(len(several) - len(set(several)) for several in ngrams)
+    return sum(len(of_hypothesis) - len(set(of_hypothesis)) for of_hypothesis in ngrams)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -42,12 +42,12 @@ def test_bleu_is_measured_while_training_on_text_of_moses(train: Train, tmp_path
     arguments = ["--eval-bleu-args", '{"beam": 2, "max_len_b": 5}', "--task", "pla_translation"]
     train(tmp_path, "--max-update", "2", *flags.split(), *arguments)
     losses = train(tmp_path, "--max-update", "3", *flags.split(), *arguments)
-    assert len(losses) == 1  # the counts of BLEU that the checkpoint holds were read again
+    assert len(losses) == 1  # resumed: the checkpoint with BLEU's counts was read
     assert isinstance(load(tmp_path / "checkpoint_best.pt")["extra_state"]["best"], float)
 
 
 def test_interactive_answers_as_many_lines_as_there_are(corpus, checkpoint, tmp_path, monkeypatch, capsys):
-    """A carriage return within a line is a blank, as to scripts.translate."""
+    """A carriage return within a line is a space, as in scripts.translate."""
     (tmp_path / "text").write_bytes(b"w1\rw2 w3\nw4\r\n\nw5\x0cw6\xc2\x85\xe2\x80\xa8w7\n\xef\xbf\xbd\rw8")
     flags = f"-s en -t de --task pla_translation --path {checkpoint} --cpu --input {tmp_path / 'text'} --max-len-b 3"
     monkeypatch.setattr(sys, "argv", ["fairseq-interactive", str(corpus), *flags.split()])

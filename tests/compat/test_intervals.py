@@ -1,4 +1,4 @@
-"""The checkpoints of --save-interval-updates, where an update is the last of its epoch."""
+"""The checkpoints of --save-interval-updates at updates that end an epoch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_every_interval_leaves_its_checkpoint_and_counts_as_kept(train: Train, t
         "--save-interval-updates 3 --validate-after-updates 6 --max-update 10",
     ],
 )
-def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, tmp_path: Path) -> None:
-    """scripts.check promises it."""
+def test_fairseq_keeps_the_checkpoints_that_were_predicted(options: str, train: Train, tmp_path: Path) -> None:
+    """scripts.check relies on the prediction."""
     arguments = every(1, *options.split())
     flags = ["no-data", "--arch", "transformer", *arguments]
     args = fairseq_options.parse_args_and_arch(fairseq_options.get_training_parser(), flags)
@@ -50,7 +50,7 @@ def test_what_is_there_in_the_end_was_known_before(options: str, train: Train, t
 
 
 def test_patience_counts_the_validations_of_every_interval_and_over_a_pause(train: Train, tmp_path: Path) -> None:
-    """Of a model that learns nothing: the first validation is the best, and three more end the training."""
+    """The model learns nothing: the first validation is the best, and three more end the training."""
     options = [*every(2, "--validate-interval-updates", "2", "--lr", "0", "--patience", "3"), "--max-epoch", "9"]
     options += ["--save-interval", "1000", "--validate-interval", "1000"]  # not at the end of epochs
     assert len(train(tmp_path / "whole", *options)) == 8
@@ -61,7 +61,7 @@ def test_patience_counts_the_validations_of_every_interval_and_over_a_pause(trai
 def test_a_kill_between_the_copies_loses_none_of_them(
     monkeypatch: pytest.MonkeyPatch, train: Train, tmp_path: Path
 ) -> None:
-    """The last checkpoint is written last: until then the training goes on from before, and writes the others again."""
+    """checkpoint_last.pt is written last: a killed training resumes from the older one, and writes the others again."""
     copy = PathManager.copy
     died: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Checkpoints as they are written: whole or not at all, and a full disk is a sentence."""
+"""Checkpoints are written completely or not at all, and the error for a full disk names the file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_copy_that_dies_leaves_the_last_checkpoint_as_it_was(monkeypatch, tmp_
 
 
 def test_a_checkpoint_that_does_not_fit_is_named_and_leaves_nothing(train: Train, tmp_path: Path) -> None:
-    """On a full disk, for which a limit on the size of files stands."""
+    """A limit on the size of files stands in for a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:

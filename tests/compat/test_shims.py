@@ -1,4 +1,4 @@
-"""numpy, bfloat16, help and what is refused: each shim, and the error that fairseq gives without it."""
+"""The shims for numpy, bfloat16, --help and refused settings, and fairseq's error without each of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_bfloat16_trains_saves_and_resumes(train: Train, tmp_path: Path) -> None
 
 
 def test_bfloat16_means_no_tpu() -> None:
-    """And flags that override a checkpoint are those given."""
+    """Only flags that the command has override a checkpoint's."""
     arguments = ["data", "--arch", "transformer", "--bf16"]
     assert not options.parse_args_and_arch(options.get_training_parser(), arguments).tpu
     assert not options.parse_args_and_arch(options.get_training_parser(), arguments, parse_known=True)[0].tpu
@@ -70,7 +70,7 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
         options.parse_args_and_arch(options.get_training_parser())
     printed = " ".join(capsys.readouterr().out.split())
     ours = [f for f in fields(config) if not f.name.startswith("_") and not str(f.default).startswith("${")]
-    assert len(ours) > 25  # the others are the task's
+    assert len(ours) > 25  # options with a default such as ${...} are the task's
     for option in ours:
         assert f"--{option.name.replace('_', '-')}" in printed
         assert " ".join(option.metadata["help"].split()[:4]) in printed, option.name
@@ -85,7 +85,7 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
         ("transformer_lm --task language_modeling --adaptive-softmax-cutoff 2,8", "--criterion adaptive_loss"),
         ("transformer_lm_wiki103 --task language_modeling", "--criterion adaptive_loss"),
         ("pla_lightconv_lm --task language_modeling --criterion adaptive_loss", "--criterion cross_entropy"),
-        # by default with cut-offs, of which they take notice with an adaptive loss alone
+        # models with cut-offs by default, which they use with an adaptive loss only
         *((f"lstm --criterion {criterion}", "") for criterion in ("cross_entropy", "adaptive_loss")),
         *((f"lstm_lm --task language_modeling --criterion {name}", "") for name in ("cross_entropy", "adaptive_loss")),
         ("fconv_lm_dauphin_gbw --task language_modeling", ""),
@@ -95,7 +95,7 @@ def test_help_lists_every_option_of_a_model_with_a_sentence(monkeypatch, capsys,
     ],
 )
 def test_flags_that_do_not_fit_the_model_are_named(arguments: str, added: str, monkeypatch) -> None:
-    """And the command with those that do fits."""
+    """With the flags that the message adds, the command is accepted."""
     argv = ["fairseq-train", "data", "--arch", *arguments.split()]
     monkeypatch.setattr("sys.argv", argv)
     if added:

@@ -1,4 +1,4 @@
-"""The table of changes and private names in ``lightconv_plugin.compat`` is the code's, and nothing stands elsewhere."""
+"""The table in ``lightconv_plugin.compat`` lists every change and private name, and other code has none."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.models import common
 PACKAGES = ("lightconv_plugin", "scripts", "data_prep")
 FILES = {
     path: ast.parse(path.read_text()) for path in PYTHON if path.relative_to(CHECKOUT).parts[0] in PACKAGES
-}  # of the product
+}  # the files outside of the tests
 SEAM = {CHECKOUT / "lightconv_plugin" / "ops" / "torch_private.py"}
 SEAM |= {path for path in FILES if path.parent == CHECKOUT / "lightconv_plugin" / "compat"}
-# Python's: of named tuples, of the modules os and sys
+# names of Python's: in named tuples, os and sys
 PYTHONS = {"_replace", "_exit", "_getframe"}
 # keys in fairseq's configurations, which users write in YAML
 KEYS = {"_name"}
@@ -81,7 +81,7 @@ OURS = {name for path, tree in FILES.items() if path not in SEAM for name in bin
 
 
 def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the private names of others that code uses, with their lines: attributes, modules, words for getattr."""
+    """Yield other packages' private names in the code, with their lines: attributes, modules, strings for getattr."""
     for node in ast.walk(tree):
         words: list[str] = []
         if isinstance(node, ast.Attribute):
@@ -102,13 +102,13 @@ def private_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def test_private_names_stand_in_compat_and_torch_private_alone() -> None:
-    assert [place for path in SEAM for place in private_names(FILES[path])], "the walk sees them"
+    assert [place for path in SEAM for place in private_names(FILES[path])], "private_names misses names"
     for path in FILES.keys() - SEAM:
         assert [f"{path}:{line}: {name}" for name, line in private_names(FILES[path])] == []
 
 
 def test_our_classes_use_no_private_attribute_of_their_bases() -> None:
-    """``self._name`` in a class of ours is its own, not by chance or design that of a class of fairseq or torch."""
+    """No ``self._name`` in a class of ours is also an attribute of its base class in fairseq or torch."""
     modules = [".".join(path.relative_to(CHECKOUT).with_suffix("").parts) for path in FILES.keys() - SEAM]
     checked = 0
     for module in modules:
@@ -147,7 +147,7 @@ def test_every_change_has_a_row() -> None:
 def test_a_row_is_what_the_code_does(function: str) -> None:
     row, node = TABLE[function], node_of(function)
     source = ast.unparse(node)
-    names = {word for word, _ in private_names(node) if word != "_field_type"}  # of dataclasses
+    names = {word for word, _ in private_names(node) if word != "_field_type"}  # a name of dataclasses
     names |= {
         str(call.args[1].value)
         for call in ast.walk(node)

@@ -1,4 +1,4 @@
-"""Importing the plugin beside fairseq changes nothing of Python, numpy, torch or any other package."""
+"""Importing the plugin after fairseq changes nothing in Python, numpy, torch or any other package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONVOLUTIONAL = """
     --decoder-layers [(16,3)]
 """
 
-# Run in a process of its own. Identities are compared while all objects are alive, so none is taken for another.
+# Runs in a separate process. Identities are compared while all objects are alive, so that none is reused.
 COMPARISON = """
 import gc, json, logging, os, signal, sys, types, warnings
 import fairseq, fairseq.trainer, fairseq.models.fconv, fileinput, numpy, torch, torch.utils.data
@@ -91,7 +91,7 @@ def test_the_plugin_changes_nothing_of_others() -> None:
 
 
 def test_commands_print_no_warnings(train: Train, tmp_path: Path) -> None:
-    """fairseq, hydra and torch warn of fairseq's calls, which no user can change."""
+    """fairseq, hydra and torch warn of fairseq's calls, which users cannot change."""
     with warnings.catch_warnings(record=True) as printed:
         warnings.simplefilter("default")
         commands.ignore_deprecations()

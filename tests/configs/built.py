@@ -14,13 +14,13 @@ from scripts.fairseq_io.commands import train_command
 from scripts.fairseq_io.devices import Devices
 from scripts.fairseq_io.models import load_plugin, training_arguments
 
-# section 5.3
+# GPUs that the paper trains on: section 5.3
 GPUS = {"wmt16_en_de": 8, "wmt14_en_fr": 8, "wmt17_zh_en": 8, "iwslt14_de_en": 1, "gbw": 32, "cnn_dm": 8}
 _SET = re.compile(r"(?:newstest|newsdev|devtest)\d{4}")
 
 
 def kernels(side: Any) -> list[int]:
-    """Kernel or window of each block."""
+    """Return the kernel width, or the width of the attention window, of each block."""
     mixers = [layer.mixer for layer in side.layers]
     return [mixer.conv.kernel_size if hasattr(mixer, "conv") else mixer.window_size for mixer in mixers]
 
@@ -32,19 +32,19 @@ def sets(built: Any, split: str) -> list[str]:
 
 
 def only(values: Iterable[Any]) -> Any:
-    """Return the only distinct value; several are an error."""
+    """Return the one value that all have; different values are an error."""
     (value,) = set(values)
     return value
 
 
 def norms(layer: Any) -> tuple[int, int]:
-    """Return the numbers of layer norms and of sublayers of a block: two, and source attention."""
+    """Return the numbers of a block's layer norms and of its sublayers: two, or three with source attention."""
     count = sum("LayerNorm" in type(module).__name__ for module in layer.modules())
     return count, 2 + (getattr(layer, "encoder_attn", None) is not None)
 
 
 def heads(built: Any) -> list[int]:
-    """Return the distinct numbers of heads of all mixers with heads and of source attention."""
+    """Return the different numbers of heads of all mixers that have heads, and of source attention."""
     modules = [getattr(mixer, "conv", mixer) for mixer in built.mixers]
     modules += [layer.encoder_attn for layer in built.layers if getattr(layer, "encoder_attn", None)]
     numbers = {getattr(module, "heads", getattr(module, "num_heads", None)) for module in modules}
@@ -52,7 +52,7 @@ def heads(built: Any) -> list[int]:
 
 
 def pairs(built: Any) -> str:
-    """Return the expected lines of the training text, in millions or thousands."""
+    """Return the expected number of lines of the training text, in millions or thousands."""
     lines = [counts.lines["train"] for counts in built.dataset.expected if "train" in counts.lines][-1]
     return f"{lines / 1e6:.1f}M" if lines >= 1e6 else f"{lines / 1e3:.0f}K"
 
@@ -86,7 +86,7 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "dropconnect": lambda b: only(module.conv.weight_dropout.p > 0 for module in b.convs),
     "normalisation": lambda b: sorted({module.conv.normalization for module in b.convs}),
     "conv_heads": lambda b: sorted({module.conv.heads for module in b.convs}),
-    # the feed-forward networks, which in fairseq's blocks are the block itself
+    # the feed-forward networks; in fairseq's blocks, the block itself has the layers fc1 and fc2
     "networks": lambda b: [getattr(layer, "ffn", layer) for layer in b.layers],
     "width": lambda b: int(only(network.fc1.in_features for network in b.networks)),
     "hidden": lambda b: sorted({network.fc1.out_features for network in b.networks}),
@@ -94,7 +94,7 @@ FACTS: dict[str, Callable[[Any], Any]] = {
         {(getattr(network, "activation", None) or network.activation_fn).__name__ for network in b.networks}
     ),
     # training
-    "tokens": lambda b: f"{round(b.train.max_tokens * b.gpus * b.train.update_freq[0] / 1000)}K",  # of an update
+    "tokens": lambda b: f"{round(b.train.max_tokens * b.gpus * b.train.update_freq[0] / 1000)}K",  # per update
     "cycles": lambda b: float((b.train.max_update - b.train.warmup_updates) / b.train.lr_period_updates),
     "seeds": lambda b: len(b.config.seeds),
     # data and evaluation
@@ -110,8 +110,8 @@ FACTS: dict[str, Callable[[Any], Any]] = {
 
 
 class Built:
-    """A configuration with its flags as fairseq resolves them on the paper's machine, its model without memory, and the
-    ``FACTS`` as attributes. Lists of distinct values are sorted.
+    """A configuration: its flags as fairseq resolves them on the paper's GPUs, its model without memory for
+    weights, and the ``FACTS`` as attributes. Lists of distinct values are sorted.
     """
 
     def __init__(self, path: Path) -> None:

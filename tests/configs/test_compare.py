@@ -1,4 +1,4 @@
-"""The configurations of the comparison: equal sizes, equal budgets; their committed records, and the pages of these."""
+"""The configurations of the comparison have equal sizes and budgets; committed records and pages match them."""
 
 import functools
 import re
@@ -28,16 +28,16 @@ PAGES = {
     "compare/lm/two_cores.yaml": "RESULTS-lm.md",
     "compare/summaries/two_cores.yaml": "RESULTS-summaries.md",
 }
-TRANSLATION = Vocabulary(3216, None)  # of debian_en_de on Debian 12
-WORDS = Vocabulary(51_288, None)  # of debian_lm
-DOCUMENTATION = Vocabulary(10_336, 10_336)  # about that of debian_docs_en_de on Debian 12
+TRANSLATION = Vocabulary(3216, None)  # the size for debian_en_de on Debian 12
+WORDS = Vocabulary(51_288, None)  # the size for debian_lm
+DOCUMENTATION = Vocabulary(10_336, 10_336)  # about the size for debian_docs_en_de on Debian 12
 SPEED_FROM_65 = "from 65 subwords: x baseline"
 NO_MODELS = ("base", "base_conv", "two_cores")
-UNEQUAL = ("dynamicconv_dec1",)  # a short decoder is smaller
+UNEQUAL = ("dynamicconv_dec1",)  # it has a smaller decoder
 OF_256 = CONFIGS / "debian_docs_en_de"
 CONTENDERS = sorted(path for path in FOLDER.glob("*.yaml") if path.stem not in NO_MODELS)
 CONTENDERS += sorted(path for path in OF_256.glob("*_256.yaml") if path.stem != "base_256")
-# what the size, the model or its trials decide
+# parts of the settings that may differ: they follow from the size, the model or its tuning
 FREE = ["arch", "lr", "conv", "kernel", "weight-", "query", "heads", "layers", "embed", "attention", "glu"]
 
 
@@ -46,7 +46,7 @@ def same_size(path: Path, base: Path, vocabulary: Vocabulary) -> bool:
 
 
 @pytest.mark.parametrize("path", CONTENDERS, ids=lambda path: path.stem)
-def test_a_contender_has_self_attentions_size_and_differs_in_its_model_alone(path):
+def test_a_contender_has_the_size_and_the_training_of_self_attention(path):
     large = path.parent == OF_256
     attention = OF_256 / "self_attention_256.yaml" if large else FOLDER / "self_attention.yaml"
     assert same_size(path, attention, DOCUMENTATION if large else TRANSLATION) == (path.stem not in UNEQUAL)
@@ -63,8 +63,8 @@ def test_language_models_and_summarisers_have_equal_sizes(folder, vocabulary):
     assert same_size(convolution, attention, vocabulary)
 
 
-def test_a_committed_record_is_of_the_configuration_of_its_name():
-    """So a run can be repeated, and scripts.compare reads its record."""
+def test_every_configuration_has_a_committed_record_with_its_settings():
+    """Therefore a run can be repeated, and scripts.compare accepts the record."""
     paths = [path for path in FOLDER.rglob("*.yaml") if path.stem not in NO_MODELS]
     for path in paths:
         config = load_config(path)
@@ -86,7 +86,7 @@ def test_a_committed_record_has_the_form_of_a_run(record):
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "page"), PAGES.items(), ids=PAGES.values())
 def test_a_page_is_what_its_command_writes(file, page, tmp_path, monkeypatch):
-    """The page's own command, in a copy of what it reads."""
+    """The command that the page names is run, in a folder with links to the files that it reads."""
     command = f"python -m scripts.compare configs/{file} --work configs/RESULTS --out configs/{page}"
     written = (CONFIGS / page).read_text()
     assert f"Written by `{command}`" in written
@@ -99,7 +99,7 @@ def test_a_page_is_what_its_command_writes(file, page, tmp_path, monkeypatch):
     assert (tmp_path / "configs" / page).read_text() == written
 
 
-def test_every_page_of_results_is_held_to_its_command():
+def test_every_page_of_results_is_compared_with_its_command():
     assert sorted(path.name for path in CONFIGS.glob("RESULTS*.md")) == sorted(PAGES.values())
 
 

@@ -38,7 +38,7 @@ def chain(path: Path) -> dict[str, Any]:
     return merge(chain(path.parent / content["base"]), content) if "base" in content else content
 
 
-# models of section 6.2 outside Table 3, and of a review of the paper
+# models of section 6.2 that Table 3 does not have, and those of a review of the paper
 BESIDE_THE_TABLES = {
     "wmt16_en_de/aan_decoder_base",
     *(f"iwslt14_de_en/dynamicconv_{name}" for name in ("80k", "query64", "query128", "query512")),
@@ -80,7 +80,7 @@ def test_it_states_only_what_differs(path):
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name)
-def test_its_data_are_prepared_here_and_fit_its_task(path):
+def test_its_dataset_exists_and_fits_its_task(path):
     config = load_config(path)
     dataset = yaml.safe_load(DATASETS[config.dataset].read_text(encoding="utf-8"))
     language_model = config.train["task"] == "language_modeling"
@@ -93,12 +93,12 @@ def test_its_data_are_prepared_here_and_fit_its_task(path):
 
 
 @pytest.mark.parametrize("path", MODELS, ids=name)
-def test_the_arithmetic_of_its_comments(path):
+def test_its_numbers_fit_together(path):
     config = load_config(path)
     assert config.batch["tokens"] % config.batch["max-tokens"] == 0
     if config.train["lr-scheduler"] == "cosine":  # a single cycle
         assert config.train["warmup-updates"] + config.train["lr-period-updates"] == config.train["max-update"]
-    if config.average:  # training keeps as many checkpoints as are averaged
+    if config.average:  # training keeps at least as many checkpoints as are averaged
         last_epochs = config.train["keep-last-epochs"]
         assert config.average["by"] == "epoch"
         assert max(config.average["last"], *config.tune["last"]) <= last_epochs
@@ -110,17 +110,17 @@ def test_the_arithmetic_of_its_comments(path):
 EVERY = [
     path
     for path in sorted(CONFIGS.glob("**/*.yaml"))
-    if not path.stem.startswith("base") and "train" in chain(path)  # a comparison and a table have no training
+    if not path.stem.startswith("base") and "train" in chain(path)  # comparisons and tables have no section train
 ]
 
 
-# of each dataset that is averaged by epochs: its updates, by the batch of its configurations
+# updates per epoch, with the batch of its configurations, of each dataset whose models are averaged by epochs
 UPDATES_OF_AN_EPOCH = {
-    **dict.fromkeys(("iwslt14_de_en", "iwslt14_de_en_2018"), 1100),  # public logs of fairseq's command
+    **dict.fromkeys(("iwslt14_de_en", "iwslt14_de_en_2018"), 1100),  # from public logs of fairseq's command
     "debian_docs_en_de": 1223,  # counted (configs/debian_docs_en_de/base.yaml)
     "debian_en_de": 693,  # counted (the records of configs/RESULTS)
     "debian_en_fr": 994,  # likewise
-    "wmt16_en_de_google": 300,  # 4.5M pairs of some 30 tokens, as in the next two
+    "wmt16_en_de_google": 300,  # estimated from 4.5M pairs of some 30 tokens; the next two likewise
     "wmt14_en_fr": 1750,  # 36M
     "wmt17_zh_en": 1300,  # 20M
     "cnn_dm": 250,  # 287,000 articles of up to 400 tokens
@@ -131,7 +131,7 @@ def every(path: Path) -> str:
     return str(path.relative_to(CONFIGS).with_suffix(""))
 
 
-# Table 6 at a small size trains five epochs, and its records are of a choice between the last epoch and the mean of all
+# Table 6 at a small size trains for five epochs; its recorded runs chose between the last epoch and the mean of all
 # five. Validation chose the last in 10 of 11.
 MEANS_AS_RECORDED = CONFIGS / "compare/table6"
 
@@ -140,7 +140,7 @@ MEANS_AS_RECORDED = CONFIGS / "compare/table6"
 def test_no_mean_reaches_into_the_warm_up_or_high_learning_rates(path):
     config = load_config(path)
     args = training_arguments(flags(config.train))
-    check_checkpoints(config, args)  # of checkpoints by update all of it
+    check_checkpoints(config, args)  # for checkpoints by update, this checks everything
     if config.average.get("by") == "epoch":
         epoch = UPDATES_OF_AN_EPOCH[config.dataset]
         last = args.max_update or args.max_epoch * epoch
@@ -148,7 +148,7 @@ def test_no_mean_reaches_into_the_warm_up_or_high_learning_rates(path):
         assert reason_against_mean(args, first, last) is None
 
 
-# one configuration of each dataset, and of each family of models
+# one configuration for each dataset and each family of models
 KINDS: dict[str, Path] = {}
 for path in EVERY:
     config = load_config(path)
@@ -157,7 +157,7 @@ for path in EVERY:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", sorted({*KINDS.values()}), ids=name)
-def test_one_of_each_kind_passes_the_check_that_comes_before_a_run(path):
+def test_one_configuration_of_each_kind_passes_the_check_before_a_run(path):
     check.check(load_config(path), None, Devices(gpu=True, count=8))
 
 

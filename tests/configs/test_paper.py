@@ -33,7 +33,7 @@ DEPARTURES = {(name, scope): (value, reason) for name, scope, value, reason in T
 
 
 def within(path: Path, scope: str) -> bool:
-    """Return True if a configuration matches a pattern of the scope and none of those that begin with ``!``."""
+    """Return True if a configuration matches a pattern of the scope, and none of its patterns that begin with ``!``."""
     for alias, patterns in TABLE["scopes"].items():
         scope = scope.replace(f"!${alias}", f"!{patterns}").replace(f"${alias}", patterns)
     patterns = scope.split()
@@ -42,7 +42,7 @@ def within(path: Path, scope: str) -> bool:
 
 
 def departure(path: Path, stated: Stated) -> tuple[str, str] | None:
-    """Return the key of the departure of a configuration; None if it has the paper's value."""
+    """Return the key of a configuration's departure from the paper, or None if it has the paper's value."""
     return next((key for key in DEPARTURES if key[0] == stated.name and fnmatch(name(path), key[1])), None)
 
 

@@ -1,4 +1,4 @@
-"""Compare configs/tables.yaml with the paper's text; wrong keys in such a file are refused."""
+"""configs/tables.yaml has the paper's values, and an unknown key in such a file is refused."""
 
 import pytest
 import yaml
@@ -19,7 +19,7 @@ def test_every_table_has_all_its_rows():
     rows = {
         number: (len(table.rows), sum(row.config is not None for row in table.rows)) for number, table in TABLES.items()
     }
-    # a row of Table 2 is a review's
+    # a row of Table 2 comes from a review
     assert rows == {1: (8, 4), 2: (6, 4), 3: (13, 12), 4: (5, 3), 5: (6, 3), 6: (10, 10), 7: (20, 3)}
 
 

@@ -1,4 +1,4 @@
-"""Small models of fairseq's own lightconv, saved the way its different versions saved them."""
+"""Small models of fairseq's own lightconv, saved as its different versions saved them."""
 
 import re
 from argparse import Namespace
@@ -44,7 +44,7 @@ def dictionary(types: int) -> Dictionary:
 
 
 def write_dictionaries(folder: Path, *, shared: bool) -> Namespace:
-    """dict.en.txt and dict.de.txt in ``folder``; gives what a model asks of a task."""
+    """Write dict.en.txt and dict.de.txt into ``folder``; return the attributes that a model needs of a task."""
     source = dictionary(20)
     target = source if shared else dictionary(28)
     source.save(str(folder / "dict.en.txt"))
@@ -53,7 +53,7 @@ def write_dictionaries(folder: Path, *, shared: bool) -> Namespace:
 
 
 def theirs(dictionaries: Namespace, arch: str = "lightconv_iwslt_de_en", **options: Any) -> tuple[Any, Namespace]:
-    """A model of fairseq's with random parameters, norms and biases too, and its settings as fairseq-train has them."""
+    """Return a model of fairseq's with random parameters, norms and biases included, and fairseq-train's settings."""
     args = Namespace(**{**TRAINING, "arch": arch, **options})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(1)
@@ -64,14 +64,14 @@ def theirs(dictionaries: Namespace, arch: str = "lightconv_iwslt_de_en", **optio
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             elif "conv.weight" in name:
                 parameter.mul_(3)
-            if name.endswith("conv_bias"):  # memory that was never set; the model does not use it
+            if name.endswith("conv_bias"):  # uninitialised memory, which the model does not use
                 parameter.fill_(float("nan"))
     args._name = arch
     return model, args
 
 
 def early_names(state: dict[str, Tensor], *, shared: bool, ancient: bool = False) -> dict[str, Tensor]:
-    """A state under the names that fairseq gave until 0.12.2; ``ancient``: those of the beginning of 2019."""
+    """Rename a state's parameters as fairseq named them until 0.12.2, or with ``ancient`` at the beginning of 2019."""
     result = {}
     for key, tensor in state.items():
         if key.endswith("conv_bias"):
@@ -94,7 +94,7 @@ def early_names(state: dict[str, Tensor], *, shared: bool, ancient: bool = False
 def save(
     path: Path, model: nn.Module | dict[str, Tensor], args: Namespace, *, settings: str = "args", zipped: bool = True
 ) -> Path:
-    """A checkpoint with its settings as ``args``, as ``cfg``, or as ``cfg`` with the model as a ``dict``."""
+    """Save a checkpoint with its settings as ``args``, as ``cfg``, or as ``cfg`` with the model's as a ``dict``."""
     state: dict[str, Any] = {
         "args": None,
         "cfg": None,

@@ -1,4 +1,4 @@
-"""The command: what it prints, what it refuses and why, and what it leaves behind."""
+"""The command: its output, its errors, and the files that it leaves."""
 
 from argparse import Namespace
 
@@ -43,12 +43,12 @@ def refuse(capsys):
     return run
 
 
-def test_it_says_what_it_did(tmp_path, original, source, capsys, monkeypatch):
+def test_it_prints_the_model_and_the_parameters_left_out(tmp_path, original, source, capsys, monkeypatch):
     model, _ = original
     monkeypatch.chdir(tmp_path)
     convert.main(["in.pt", "new/folder/out.pt"])
     printed = capsys.readouterr().out
-    count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("conv_bias"))  # which it does not use
+    count = sum(p.numel() for n, p in model.named_parameters() if not n.endswith("conv_bias"))  # unused biases
     assert f"pla_lightconv, {count:,} parameters\n" in printed
     assert "left out, since no model uses them: 6 (decoder.layers.N.conv.conv_bias, decoder.version, " in printed
     assert "wrote new/folder/out.pt" in printed
@@ -63,7 +63,7 @@ def test_every_option_has_its_value(source):
     assert options["max_source_positions"] == 64
 
 
-def test_kernels_as_the_cuda_code_kept_them():
+def test_kernels_in_the_shapes_of_fairseqs_cuda_code():
     key, kernels = "encoder.layers.0.conv.weight", torch.rand(4, 1, 1)
     for stored in (kernels, kernels.squeeze(1)):
         parameters, dropped = convert.convert_parameters({key: stored}, shared_output=False, sides=())
@@ -72,8 +72,8 @@ def test_kernels_as_the_cuda_code_kept_them():
         assert torch.equal(parameters["encoder.layers.0.mixer.conv.weight"], kernels[:, 0])
 
 
-def test_parameters_that_are_not_those_of_the_options(tmp_path, original, refuse):
-    """As from changed code, or from another model."""
+def test_parameters_that_do_not_fit_the_options_are_refused(tmp_path, original, refuse):
+    """They come from changed code, or from another model."""
     model, args = original
     parameters = {k: v for k, v in model.state_dict().items() if k != "decoder.layers.1.fc2.bias"}
     parameters["encoder.layers.0.gate.weight"] = torch.zeros(3)
@@ -86,7 +86,7 @@ def test_parameters_that_are_not_those_of_the_options(tmp_path, original, refuse
     assert "Use the file as fairseq wrote it" in error
 
 
-def test_models_of_others(tmp_path, task, refuse):
+def test_other_architectures_are_refused(tmp_path, task, refuse):
     options = {k: v for k, v in common.TINY.items() if "kernel" not in k}
     args = Namespace(arch="transformer", _name="transformer", **common.TRAINING, **options)
     transformer = ARCH_MODEL_REGISTRY["transformer"].build_model(args, task)
@@ -94,7 +94,7 @@ def test_models_of_others(tmp_path, task, refuse):
     assert "its architecture is transformer, not a LightConv or DynamicConv model" in error
 
 
-def test_what_exists_is_not_replaced(tmp_path, source, refuse):
+def test_existing_files_are_not_replaced(tmp_path, source, refuse):
     (tmp_path / "link.pt").symlink_to("nothing")
     (tmp_path / "config.json").touch()
     for out, existing in ((source, "in.pt"), ("link.pt", "link.pt"), ("new.safetensors", "config.json")):
@@ -103,7 +103,7 @@ def test_what_exists_is_not_replaced(tmp_path, source, refuse):
 
 
 def test_nothing_is_written_where_reading_fails(tmp_path, source, refuse):
-    """A file that is missing or no checkpoint; safetensors cut short, or without their settings."""
+    """The file is missing or no checkpoint, or it is a safetensors file that is cut short or has no config.json."""
     out, packed, settings = (tmp_path / name for name in ("out.pt", "model.safetensors", "config.json"))
     assert "No such file" in refuse(tmp_path / "nothing.pt", out)
     convert.main([str(source), str(packed)])

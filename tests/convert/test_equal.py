@@ -1,4 +1,4 @@
-"""A converted model is the model: the same logits and the same beams, from every form in which fairseq saved it."""
+"""A converted model has the original's logits and beams, for every form in which fairseq saved models."""
 
 import itertools
 
@@ -11,12 +11,12 @@ from lightconv_plugin import LightConvModel, convert
 from tests.convert import common
 
 FORMS = list(itertools.product(("lightweight", "dynamic"), (True, False), (True, False), ("early", "late")))
-# every setting and file format with each layout, spread over the forms above
+# every form of settings and of files with each layout, spread over the forms above
 SAVED = list(itertools.product(("args", "cfg", "dict"), (True, False)))
 
 
 def batch(task):
-    """Sentences of two lengths, padded on the left as fairseq does, and beginnings of translations."""
+    """Return sentences of two lengths, padded on the left as fairseq does, and the starts of translations."""
     draw = torch.Generator().manual_seed(3)
     source = torch.randint(4, len(task.source_dictionary), (2, 9), generator=draw)
     source[1, :3] = task.source_dictionary.pad()
@@ -49,7 +49,7 @@ def check_equal(original, path, folder, task):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-5)
 
 
-# widths of their own, and learned positions
+# layers with different widths, and learned positions
 OTHERS = {
     "decoder_output_dim": 8,
     "tie_adaptive_weights": False,

@@ -32,7 +32,7 @@ OPTION = {SUBWORD_NMT: "bpe_codes", SENTENCEPIECE: "sentencepiece_model"}
 
 @pytest.fixture(scope="module", params=OPTION)
 def cut(request, tmp_path_factory):
-    """Units; a folder with fairseq's model, ours, and dictionaries; the file of codes; and what cuts text by it."""
+    """Kind of subwords, folder with fairseq's model, ours and dictionaries, file of codes, function to segment text."""
     units = request.param
     folder = tmp_path_factory.mktemp(units)
     codes = folder.with_suffix(".codes")
@@ -68,15 +68,15 @@ def test_from_pretrained_translates_as_fairseqs(cut, file):
 
 
 def test_a_model_without_the_plugin_s_tasks_is_not_loaded(monkeypatch):
-    """As if it had been imported from lightconv_plugin.models alone."""
+    """This happens if it is imported from lightconv_plugin.models."""
     monkeypatch.delitem(TASK_REGISTRY, "pla_translation")
     with pytest.raises(RuntimeError, match="use `from lightconv_plugin import LightConvModel`"):
         LightConvModel.from_pretrained(".")
 
 
 @pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")
-def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut, tmp_path):
-    """Wherever they lie: beside the model, beside the dictionaries, where reproduce leaves them; or given."""
+def test_the_hub_segments_text_with_the_model_s_own_codes_or_names_what_is_missing(cut, tmp_path):
+    """The codes are beside the model, beside the dictionaries, where reproduce writes them, or in an option."""
     units, folder, codes, step = cut
     model, data, prepared = tmp_path / "run" / "averaged", tmp_path / "binarised", tmp_path / "prepared"
     model.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut,
     for place in (prepared / "codes", data / "zh.code", model / "codes.zh"):
         shutil.copy(codes, place)
         if place.parent == model:
-            (model / "bpecodes").write_text("#version: 0.2\nq q\n")  # of another language or model
+            (model / "bpecodes").write_text("#version: 0.2\nq q\n")  # codes of another language or model
         for hub in (load(), load(bpe=units), load(**{option: str(place)})):
             assert [hub.string(hub.encode(line)) for line in TEXTS] == [step(line) for line in TEXTS]
             assert [hub.decode(hub.encode(line)[:-1]) for line in TEXTS] == TEXTS
@@ -104,7 +104,7 @@ def test_the_hub_cuts_text_by_the_model_s_own_codes_or_says_what_is_missing(cut,
 
 
 SPACES = "\xa0\u202f\u3000\t\u2028\x85\x0c\0"
-CLEANED = {  # text as it may be written, and as preparation leaves it
+CLEANED = {  # text as it may be written: the text after preparation
     **{f"{TEXTS[1].replace(' ', space)}": TEXTS[1] for space in SPACES},
     **{f" {TEXTS[4]}{space}": TEXTS[4] for space in SPACES},
     **{f"ไทย{space}ไทย": "ไทย ไทย" for space in SPACES},
@@ -115,8 +115,8 @@ CLEANED = {  # text as it may be written, and as preparation leaves it
 
 
 @pytest.mark.filterwarnings("ignore:.* learnt from text that was:UserWarning")
-def test_text_is_cleaned_as_in_preparation_on_every_way_into_a_model(cut, tmp_path, monkeypatch, capsys):
-    """from_pretrained, fairseq-interactive, scripts.translate; and a file of one's own on its way to training."""
+def test_every_way_into_a_model_cleans_text_as_preparation_does(cut, tmp_path, monkeypatch, capsys):
+    """The ways are from_pretrained, fairseq-interactive, scripts.translate, and a user's file for training."""
     units, folder, codes, step = cut
     option = {"bpe": units, OPTION[units]: str(codes)}
     (file := tmp_path / "text").write_text("".join(f"{line}\n" for line in CLEANED), encoding="utf-8", newline="\n")
@@ -158,7 +158,7 @@ def test_a_dictionary_shows_what_was_done_to_text(words, units, steps):
 
 
 def test_safetensors_and_back(cut, tmp_path, capsys):
-    """The last of the three is the first, parameters under two names included."""
+    """The file converted back equals the first one, including parameters with two names."""
     folder = cut[1]
     convert.main([str(folder / "model.pt"), str(tmp_path / "model.safetensors")])
     convert.main([str(tmp_path / "model.safetensors"), str(tmp_path / "back.pt")])
@@ -190,7 +190,7 @@ def test_parts_of_larger_tensors_and_half_precision_as_safetensors(tmp_path):
 
 
 def test_fine_tuning_starts_from_it(tmp_path, monkeypatch):
-    """And a checkpoint of such a training, which leaves options open, is converted to safetensors."""
+    """A checkpoint of that training, in which some options are not set, is converted to safetensors."""
     write_corpus(tmp_path)
     words = Dictionary.load(str(tmp_path / "dict.en.txt"))
     task = Namespace(source_dictionary=words, target_dictionary=words)

@@ -1,4 +1,4 @@
-"""The criterion against fairseq's own."""
+"""The criterion, compared with fairseq's own."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -20,7 +20,7 @@ PAD = Dictionary().pad()
 
 
 class Model(BaseFairseqModel):
-    """As much of a model as a criterion asks for."""
+    """The part of a model that a criterion uses."""
 
     def __init__(self, decoder=FairseqDecoder):
         super().__init__()
@@ -43,7 +43,7 @@ def adaptive():
 
 
 def several_processes(model):
-    """As fairseq wraps a model: DistributedDataParallel inside of what passes on its model's attributes."""
+    """Wrap a model as fairseq does: a data-parallel module, in a proxy that passes on the model's attributes."""
     return ModuleProxyWrapper(nn.DataParallel(model))
 
 
@@ -84,12 +84,12 @@ def test_loss_and_gradient_are_fairseqs(options, backend, monkeypatch):
         (Model, False, False),
         (halved(Model), True, False),
         (lambda: Model(halved(FairseqDecoder)), True, False),
-        (BaseFairseqModel, True, False),  # whose output is a tensor of logits
+        (BaseFairseqModel, True, False),  # its output is a tensor of logits
         (adaptive, True, False),
     ],
 )
-def test_a_model_s_own_probabilities_are_taken(make, reduce, plain, wrapped, monkeypatch):
-    """And what the faster loss does not do is fairseq's to do."""
+def test_a_model_s_own_probabilities_are_used(make, reduce, plain, wrapped, monkeypatch):
+    """fairseq's loss runs in the cases that the faster one does not support."""
     logits, sample = batch()
     output = logits if make is BaseFairseqModel else (logits, None)
     model = several_processes(make()) if wrapped else make()
@@ -102,8 +102,8 @@ def test_a_model_s_own_probabilities_are_taken(make, reduce, plain, wrapped, mon
 
 
 @pytest.mark.parametrize("arch", ["pla_dynamicconv_iwslt_de_en", "transformer", "lightconv"])
-def test_no_attention_is_averaged_that_nothing_reads(arch):
-    """The same loss; a model that takes no such argument is called as fairseq calls it."""
+def test_attention_weights_that_nothing_reads_are_not_computed(arch):
+    """The loss is fairseq's; a model without the argument for this is called as fairseq calls it."""
     trainer = begin(False, torch.device("cpu"), arch=arch)
     model, (sample,) = trainer.get_model().train(), batches(1)
     outputs = []
@@ -114,4 +114,4 @@ def test_no_attention_is_averaged_that_nothing_reads(arch):
     assert_close(losses[0] / sample["ntokens"], losses[1] / sample["ntokens"])
     attention = [output[1]["attn"] for output in outputs]
     assert attention[0] == [None]
-    assert (attention[1] == [None]) == (arch == "lightconv")  # which computes none in training
+    assert (attention[1] == [None]) == (arch == "lightconv")  # fairseq's lightconv computes none in training

@@ -1,4 +1,4 @@
-"""Backward passes on fake CUDA tensors: autograd's engine asks for a device, its nodes do not."""
+"""Backward passes on fake CUDA tensors: autograd's engine needs a device, but the nodes of a graph do not."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ def backward(out: Tensor) -> dict[Tensor, Tensor]:
     with torch.no_grad():
         for node in reversed(order):
             received_gradients = received.pop(node, None)
-            if received_gradients is None:  # those who got its output add its gradient up themselves
+            if received_gradients is None:  # the nodes that use its output sum its gradient themselves
                 continue
-            if hasattr(node, "variable"):  # a leaf's
+            if hasattr(node, "variable"):  # the node of a leaf
                 leaves[node.variable] = received_gradients[0]
                 continue
             for (following, number), gradient in zip(_edges(node), _call(node, received_gradients), strict=True):
                 if gradient is not None:
                     sums = received.setdefault(following, {})
-                    metadata = following._input_metadata[number]  # as the engine does, where a sum was broadcast
+                    metadata = following._input_metadata[number]  # like the engine, sum over broadcast dimensions
                     gradient = gradient.sum_to_size(metadata.shape).to(metadata.dtype)
                     sums[number] = sums[number] + gradient if number in sums else gradient
     return leaves
@@ -48,7 +48,7 @@ def _edges(node: Any) -> list[tuple[Any, int]]:
 def _call(node: Any, received_gradients: dict[int, Tensor]) -> list[Tensor | None]:
     """Return the gradients of a node's inputs, as many as it has edges."""
     inputs = [received_gradients.get(number) for number in range(len(node._input_metadata))]
-    if isinstance(node, torch.autograd.function.BackwardCFunction):  # a function in Python; ours take None
+    if isinstance(node, torch.autograd.function.BackwardCFunction):  # a function written in Python; ours accept None
         gradients = node.apply(*inputs)
         gradients = gradients if isinstance(gradients, tuple) else (gradients,)
         return [gradient for gradient, needed in zip(gradients, node.needs_input_grad, strict=True) if needed]

@@ -1,4 +1,4 @@
-"""CUDA tensors without a GPU: shapes, types and the choice of operators are those of a GPU, and nothing is computed."""
+"""CUDA tensors without a GPU: shapes, types and the choice of operators are as on a GPU; nothing is computed."""
 
 import importlib
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cuda_build)
 
 
-TRUE = 2  # places of a mask
+TRUE = 2  # number of true elements that a mask is assumed to have
 
 
 class Watch(TorchDispatchMode):
-    """Ask the dispatcher for a kernel of each of our operators: fakes run where there is none.
+    """Raise an error if an operator of ours has no kernel for its device: fake tensors would run without one.
 
-    A number or a truth value that Python waits for is made up, and a mask is true in two places.
+    Numbers and truth values that Python reads are made up, and a mask has two true elements.
     """
 
     def __init__(self) -> None:
@@ -54,18 +54,18 @@ class Watch(TorchDispatchMode):
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """A pretended GPU, on which everything is made; the operators that are met."""
+    """Create all tensors on a pretended GPU; yield the mode, which lists the operators that were called."""
     monkeypatch.delenv("LIGHTCONV_BACKEND", raising=False)
     assert library.load() is None
     assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native"
-    # autocast turns itself off where no device is
+    # autocast would disable itself without a device
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: True)
-    # parameters are of the class of pretended tensors, and else as plain as on a GPU; the package's attribute of that
-    # name is a function
+    # parameters are fake tensors here, which must count as plain ones; import_module is needed, since the package's
+    # attribute ``linear`` is a function
     linear = importlib.import_module("lightconv_plugin.modules.linear")
     monkeypatch.setattr(linear, "_is_plain_tensor", lambda p: p is None or type(p) is FakeTensor)
-    # fairseq asks so for a shape, and torch for the data
+    # fairseq uses it for a shape, and torch would read the data
     monkeypatch.setattr("torch.onnx.operators.shape_as_tensor", lambda x: x.shape)
     default = torch.get_default_dtype()
     try:
@@ -73,4 +73,4 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
             assert ops.choose_backend("light_conv", "auto", torch.empty(1, 1, 1)) == "native"
             yield watch
     finally:
-        torch.set_default_dtype(default)  # which tests change
+        torch.set_default_dtype(default)  # tests change it

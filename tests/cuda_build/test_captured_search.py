@@ -1,4 +1,4 @@
-"""The functions that a graph of a search holds, on a pretended GPU: nothing in them waits for it."""
+"""The functions that a search captures in graphs, on a pretended GPU: they never wait for it."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ ARCHITECTURES = ["pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"]
 
 @pytest.mark.parametrize(("arch", "a_step", "a_batch"), [(ARCHITECTURES[0], 74, 107), (ARCHITECTURES[1], 80, 114)])
 def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
-    """Whoever adds kernels to a step says so here, or to what is done once a batch. pytest's -s shows them all.
+    """Whoever adds kernels to a step, or to the start of a batch, changes these numbers. pytest's -s lists the kernels.
 
-    A product, a sort and a choice of the best may be several kernels on a GPU; here they count as one. A batch begins
-    with a copy of each block's keys and values to (B, S, C): their layers are called on (S, B, C), as in training.
+    A product, a sort and a top-k may be several kernels on a GPU; here they count as one. A batch starts with a copy
+    of each block's keys and values to (B, S, C), since their layers are called on (S, B, C), as in training.
     """
     rules = Rules(beam=4, pad=1, eos=2, unk=3)
     counts = []
@@ -29,14 +29,14 @@ def test_the_kernels_of_a_search(arch, a_step, a_batch, gpu):
         for name, program in (("a batch", search.begin), ("a step", search.step)):
             with Count() as count:
                 program()
-            launched = count.launched()  # kernels by operator
-            launched["step_candidates"] *= 2  # kernels
+            launched = count.launched()  # operator: number of kernels
+            launched["step_candidates"] *= 2  # the operator launches two
             print(
                 f"\n{name}, {launched.total()} kernels:", ", ".join(f"{name} {n}" for name, n in launched.most_common())
             )
             counts.append(launched)
     assert [kernels.total() for kernels in counts] == [a_batch, a_step]
-    assert {counts[1][name] for name in ("conv_step", "attend", "_addmm_activation")} == {6}  # one a layer
+    assert {counts[1][name] for name in ("conv_step", "attend", "_addmm_activation")} == {6}  # one per layer
     assert {counts[1][name] for name in ("search_step", "embedding")} == {1}
     assert "relu" not in counts[1]
 

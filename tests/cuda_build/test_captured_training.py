@@ -1,4 +1,4 @@
-"""The functions that graphs of an update hold, on a pretended GPU: nothing in them waits for it."""
+"""The functions that an update captures in graphs, on a pretended GPU: they never wait for it."""
 
 import itertools
 from types import SimpleNamespace
@@ -23,8 +23,8 @@ SHAPE = (4, 6, 5)  # sentences, source, target
 
 
 def gradients(loss, params, **_):
-    found = backward(loss)
-    return tuple(found.get(param) for param in params)
+    by_leaf = backward(loss)
+    return tuple(by_leaf.get(param) for param in params)
 
 
 OURS, THEIRS = PlaLabelSmoothedCrossEntropy, LabelSmoothedCrossEntropyCriterion
@@ -33,7 +33,7 @@ CASES = [*itertools.product(ARCHITECTURES, PRECISIONS[:3], [OURS]), (ARCHITECTUR
 
 @pytest.fixture
 def begun(gpu, monkeypatch):
-    """A function that begins updates of a model, and gives them with a batch."""
+    """Return a function that starts the updates of a model, and returns them with a batch."""
     monkeypatch.setattr("torch.autograd.grad", gradients)
     monkeypatch.setattr("torch.cuda.Event", lambda: None)
     monkeypatch.setattr("torch.get_rng_state", lambda: None)
@@ -62,13 +62,13 @@ def test_an_update_does_not_wait(arch, precision, criterion, gpu, begun):
 
 
 def attend(q, k, v, attn_mask=None, dropout_p=0.0):
-    """The kernel that PyTorch takes where there is a GPU to ask."""
+    """Call the kernel that PyTorch chooses on a GPU."""
     mask = attn_mask.expand(*q.shape[:3], k.shape[2])
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, mask, True, dropout_p)[0]
 
 
 def test_the_operators_of_an_update(begun, monkeypatch):
-    """At the paper's size, 4,096 tokens in float16. Few launch several kernels. pytest's -s shows them all."""
+    """Size: the paper's, with 4,096 tokens in float16. Most operators launch one kernel. pytest's -s lists them."""
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attend)
     with precise("float16"):
         task = common.task(10_000)
@@ -77,6 +77,6 @@ def test_the_operators_of_an_update(begun, monkeypatch):
         with Count() as count:
             updates._add(sample)
             updates._finish()
-    found = count.launched()
-    print(f"\n{found.total()} operators:", ", ".join(f"{name} {number}" for name, number in found.most_common()))
-    assert found.total() <= 718
+    launched = count.launched()
+    print(f"\n{launched.total()} operators:", ", ".join(f"{name} {number}" for name, number in launched.most_common()))
+    assert launched.total() <= 718

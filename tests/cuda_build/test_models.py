@@ -1,4 +1,4 @@
-"""Every architecture on a pretended GPU, for which nothing waits: gradients of an update, and steps of a search."""
+"""Every architecture on a pretended GPU: gradients of an update and steps of a search, which never wait for it."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ PRECISIONS = ["float32", "bfloat16", "float16", "autocast"]
 def precise(precision):
     if precision == "autocast":
         return torch.autocast("cuda", torch.bfloat16)
-    torch.set_default_dtype(getattr(torch, precision))  # of the weights too
+    torch.set_default_dtype(getattr(torch, precision))  # the type of the weights, too
     return contextlib.nullcontext()
 
 
@@ -28,7 +28,7 @@ def build(arch, **options):
 
 
 def of_one_type(model):
-    """Convert the buffers, from which fairseq takes types and devices, as converting the model would have done."""
+    """Convert the buffers as converting the model would: fairseq takes types and devices from them."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
@@ -58,7 +58,7 @@ def test_architectures(arch, precision, gpu):
             model(**net_input)
             state: dict = {}
             read = model.encoder(**source) if source else None
-            for step, rows in enumerate((None, order, later)):  # of the third step a sentence less
+            for step, rows in enumerate((None, order, later)):  # the third step has one sentence less
                 words = target[:, :1] if rows is None else target[0, : step + 1].expand(len(rows), -1)
                 features, _ = model.decoder(words, encoder_out=read, incremental_state=state)
                 assert features.shape[:2] == (len(words), 1)
@@ -92,5 +92,5 @@ def test_a_layer_that_waits_is_found(reader, gpu, monkeypatch):
     put_into_layers(monkeypatch, READERS[reader])
     with waits("cuda") as met:
         model(**batch["net_input"])
-    assert len(met) >= 4  # blocks
+    assert len(met) >= 4  # one per block
     assert all(re.search("at (test_models|common).py", wait) for wait in met)

@@ -1,4 +1,4 @@
-"""The public operators on a pretended GPU: what the library has kernels for, and the edges of what it takes."""
+"""The public operators on a pretended GPU: those with kernels, and the limits of the sizes that these support."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_decoding(dtype, gpu):
     assert ops.reorder_state(state, sentence.repeat(2))["ancestors"].shape == (3, 8)
     assert gpu.met == {"attend", "glu_mask", "conv_step"}
     options: dict = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.0}
-    for count in (33, 4):  # of more the definition finds the best
+    for count in (33, 4):  # for more than 32, the reference implementation runs
         assert "step_candidates" not in gpu.met
         logits, limits = torch.ones(4, 99, dtype=dtype), torch.tensor([1, 0, 9])
         best = ops.step_candidates(logits, torch.ones(4), limits, beams=2, count=count, **options)
@@ -60,7 +60,7 @@ def test_packed_sentences_wait_for_nothing(dtype, gpu):
     ],
 )
 def test_convolutions(time, batch, heads, width, normalization, dropconnect, dtype, gpu):
-    """In any layout."""
+    """Inputs and weights are not contiguous."""
     for operator, shape in ((ops.light_conv, ()), (ops.dynamic_conv, (time, batch))):
         weight = torch.ones(*shape, heads, 2 * width, dtype=dtype)[..., ::2].requires_grad_()
         x = torch.ones(batch, time, 48, dtype=dtype).transpose(0, 1)[..., ::2].requires_grad_()
@@ -72,7 +72,7 @@ def test_convolutions(time, batch, heads, width, normalization, dropconnect, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_beside_the_convolutions(dtype, gpu):
+def test_the_other_operators(dtype, gpu):
     x = torch.ones(5, 2, 8, dtype=dtype, requires_grad=True)
     for mask in (None, torch.zeros(2, 5, dtype=torch.bool)):
         assert backward(ops.glu_mask(x, mask))[x].shape == x.shape
@@ -107,7 +107,7 @@ def test_steps(width, is_native, gpu):
 @pytest.mark.parametrize("shape", [(1, 0, 8), (0, 3, 8), (0, 8), (8,)])
 @torch.no_grad()
 def test_products_of_no_rows(shape, gpu):
-    """As where no sentence is searched any more."""
+    """A search has no rows when all sentences are finished."""
     weight, bias = torch.ones(6, 8), torch.ones(6)
     for relu in (False, True):
         assert ops.linear(torch.ones(shape), weight, bias, relu=relu).shape == (*shape[:-1], 6)

@@ -1,4 +1,4 @@
-"""NVRTC of a CUDA build: it compiles the kernels for every GPU, and what happens where there is none."""
+"""NVRTC of a CUDA build compiles the kernels for every GPU; without a GPU, messages state the reason."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ with FakeTensorMode(), torch.device("cuda"):
 @pytest.mark.parametrize("capability", compiled.ARCHITECTURES + compiled.MORE)
 @pytest.mark.parametrize("name", ["the main kernels", "gate", "step", "search"])
 def test_kernels(nvrtc, name, capability):  # noqa: F811
-    """With this build's NVRTC."""
+    """This build's NVRTC compiles the kernels."""
     compiled.test_kernels(nvrtc, name, capability)
 
 

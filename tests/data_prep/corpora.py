@@ -1,7 +1,7 @@
 """Small corpora in archives like those of datasets/*.yaml: members, nesting, compression, tags and broken lines.
 
-Every pair has a different number on both sides, which shows misaligned sides, lost lines and a wrong order. Pairs with
-a number below 50,000 survive cleaning; the others must not.
+Both sides of a pair have its number, which shows misaligned sides, lost lines and a wrong order. Pairs with a number
+below 50,000 survive cleaning; the others must not.
 """
 
 import bz2
@@ -52,7 +52,7 @@ def pairs(languages: Sequence[str], count: int, start: int) -> list[Row]:
 
 
 def broken(languages: Sequence[str]) -> list[Row]:
-    """Make pairs that every recipe must drop: with an empty side, too long, of too different lengths."""
+    """Make pairs that every recipe must drop: with an empty side, too long, or with lengths that differ too much."""
     source, target = languages
     numbers = range(BAD, BAD + 4)
     long = [" ".join(f"{sentence(language, n)} x" for n in [numbers[2]] * 90) for language in languages]
@@ -93,7 +93,7 @@ def sgm(rows: Sequence[Row], side: int, end: str) -> bytes:
 
 
 def iwslt_tags(rows: Sequence[Row], side: int, end: str) -> bytes:
-    """Return one side as train.tags of IWSLT: talks with tags on separate lines, titles and descriptions."""
+    """Return one side in IWSLT's format train.tags: talks with tags on separate lines, titles and descriptions."""
     lines = []
     for talk in range(0, len(rows), 10):
         lines += [f"<url>http://www.ted.com/talks/{talk}.html</url>", "<keywords>a, b</keywords>"]
@@ -121,7 +121,7 @@ KINDS = ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tbz2", "a.tar.xz", "a.txz
 
 
 def packed(archive: str, members: Mapping[str, bytes], *more: tarfile.TarInfo) -> bytes:
-    """Return an archive of the kind of its name, with the members in order; ``more`` are headers to add to a tar."""
+    """Return an archive of the kind that its name states, with the members in order; ``more`` are headers for a tar."""
     file = io.BytesIO()
     if archive.endswith(".zip"):
         with zipfile.ZipFile(file, "w") as zipped:
@@ -149,7 +149,7 @@ def pack(path: Path, members: Mapping[str, bytes]) -> Path:
 def local_copy(name: str, folder: Path, archives: Path, url: str) -> Path:
     """Copy a dataset's YAML for small archives: addresses at ``url``, new checksums, fewer merges, no expected counts.
 
-    Members, steps and splits are not changed.
+    Members, steps and splits are those of the dataset.
     """
     data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     for file, facts in data["files"].items():
@@ -174,7 +174,7 @@ def local_copy(name: str, folder: Path, archives: Path, url: str) -> Path:
 
 
 def build(name: str, folder: Path) -> dict[str, list[Row]]:
-    """Write the archives that a dataset's YAML names, with members in another order; returns the rows of each split.
+    """Write the archives that a dataset's YAML names, with members in another order; return the rows of each split.
 
     If text is cleaned, the first source of train has rows that must be dropped; Chinese also has duplicates.
     """
@@ -202,7 +202,7 @@ def build(name: str, folder: Path) -> dict[str, list[Row]]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Read the lines of a file, which end at LF alone."""
+    """Read the lines of a file; only LF ends a line."""
     return path.read_bytes().decode().split("\n")[:-1]
 
 

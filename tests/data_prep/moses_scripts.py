@@ -1,7 +1,7 @@
-"""Run Moses's Perl scripts, from the development package mosestokenizer, in their version of October 2018.
+"""Run Moses's Perl scripts, from the development package mosestokenizer, as they were from October 2018 on.
 
-Its copies are of about 2015. What Moses has changed since in them is small and stated here, so that the comparison is
-with Moses's own text but for these lines.
+The package has copies of about 2015. The few changes that Moses made since are applied here; all other lines are
+Moses's own.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ _LAST_DOT = r"""if ($i == $#words) { $word = "$pre ."; } elsif (($pre =~ /\./"""
 
 
 def comparisons(language: str, moses: str) -> Iterator[tuple[list[str], Callable[[str], str]]]:
-    """Pairs of a script with its options and the step that must give the same."""
+    """Yield pairs: a script with its options, and the step that must give the same lines."""
     yield ["normalize-punctuation.perl", "-l", language], punctuation_normaliser(language=language, moses=moses)
     for aggressive, escape in product((False, True), repeat=2):
         options = ["-q", "-l", language, *["-a"] * aggressive, *["-no-escape"] * (not escape)]
@@ -30,7 +30,7 @@ def comparisons(language: str, moses: str) -> Iterator[tuple[list[str], Callable
 
 
 class Scripts:
-    """A folder with the scripts, which turn lines into lines."""
+    """A folder with the scripts; each turns lines into lines."""
 
     def __init__(self, folder: Path, moses: str) -> None:
         assert moses in VERSIONS
@@ -51,7 +51,7 @@ class Scripts:
             changes.append((r"if (($pre =~ /\./", _LAST_DOT))
         for old, new in changes:
             assert old in tokenizer
-            # the script has two tokenisers: the plain one comes first
+            # the script has two tokenisers; the plain one, which is changed, comes first
             tokenizer = tokenizer.replace(old, new, 1)
         (folder / "tokenizer.perl").write_text(tokenizer, encoding="utf-8")
         normaliser = (package / "normalize-punctuation.perl").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ class Scripts:
 
 
 def run_perl(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Run Perl with these lines as input; returns the lines of its output."""
+    """Run Perl with these lines as input; return the lines of its output."""
     text = "".join(f"{line}\n" for line in lines).encode()
     result = subprocess.run(["perl", *arguments], input=text, capture_output=True, check=True, timeout=120)
     *printed, end = result.stdout.decode().split("\n")

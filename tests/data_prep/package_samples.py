@@ -1,4 +1,4 @@
-"""Write Debian packages and catalogues of gettext in the formats of dpkg-deb and msgfmt."""
+"""Write Debian packages and gettext catalogues in the formats of dpkg-deb and msgfmt."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Small files in the formats of the real ones, and functions that run commands as a user does."""
+"""Small files in the formats of the real ones, and functions that run commands as users run them."""
 
 import functools
 import hashlib
@@ -20,7 +20,7 @@ from data_prep.dataset import Dataset, Step, load_dataset
 
 FORMS = ("library", "game", "editor", "server", "font", "viewer", "compiler", "driver")
 SPLITS = ("train", "valid", "test")
-git_state = functools.cache(git_state)  # it starts three processes
+git_state = functools.cache(git_state)  # cached, since it starts three processes
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 def preprocess(command: list[str], log: Path, on_line: object, *, what: str, cwd: Path) -> None:
-    """Run fairseq-preprocess like ``run_logged``, in this process: same arguments, same folder, same log."""
+    """Run fairseq-preprocess in this process, with the arguments, folder and log that ``run_logged`` would use."""
     from fairseq_cli import preprocess as fairseq
 
     options = command[command.index("fairseq_cli.preprocess") + 1 :]
@@ -86,7 +86,7 @@ def text_folder(folder: Path, **counts: int) -> Path:
 
 
 def own_dataset(folder: Path, *steps: Any, **more: Any) -> Dataset:
-    """Make a dataset of a user's own text from a YAML file; keys with the value None are left out."""
+    """Make a YAML file for a user's own text, without the keys whose value is None; return its dataset."""
     keys = {"kind": "text", "source": "en", "target": "de", "steps": list(steps), **more}
     file = folder / "own.yaml"
     file.write_text(json.dumps({name: value for name, value in keys.items() if value is not None}))
@@ -119,7 +119,7 @@ TARGETS += ["en Debian stable contrib e", "en Debian testing main f"]
 
 
 def fake_apt(folder: Path, *, update: str = "true", files: str = "abcdef") -> str:
-    """Return a PATH with an apt that has translations in files a to f, in random order, and packages a to c."""
+    """Return a PATH with a stand-in for apt that lists translations in files a to f, unordered, and packages a to c."""
     folder.mkdir()
     for name in ("apt-get", "apt-cache"):
         (folder / name).write_text(APT.format(folder=folder, update=update))

@@ -16,7 +16,7 @@ from tests.data_prep.corpora import KINDS, PACK, pack, packed
 FILES = {
     "set/train.en": b"".join(b"line %d of the text\n" % n for n in range(3000)),
     "set/empty": b"",
-    "set/train.de.gz": PACK["gz"](b"ein\nzwei\n") + PACK["gz"](b"drei\n"),  # two members, as pigz and cat make
+    "set/train.de.gz": PACK["gz"](b"ein\nzwei\n") + PACK["gz"](b"drei\n"),  # two gzip members, as cat makes them
     "set/a.bz2": PACK["bz2"](b"bz2\n"),
     "set/a.xz": PACK["xz"](b"xz\n"),
     "set/" + "long" * 40 + ".txt": b"long name\n",
@@ -98,12 +98,12 @@ def test_memory_does_not_grow_with_the_members(tmp_path):
 def test_truncated_archives_are_refused(tmp_path, kind):
     archive = pack(tmp_path / kind, SMALL)
     complete = archive.read_bytes()
-    # of a plain tar the zeros at the end are filling
+    # the zeros at the end of a plain tar are padding
     needed = len(complete.rstrip(b"\0")) if kind == "a.tar" else len(complete)
     for length in {*range(0, needed, 5 if kind == "a.zip" else 31), *range(0, needed, 512), needed - 1}:
         archive.write_bytes(complete[:length])
         with pytest.raises(UserError, match=r"a\.\w+.* (is damaged or cut short|has no member)"):
-            named(archive, [*SMALL]) if kind == "a.tar" else all_members(archive)  # which has no checksum at its end
+            named(archive, [*SMALL]) if kind == "a.tar" else all_members(archive)  # a tar has no checksum at its end
 
 
 @pytest.mark.parametrize("kind", ["a.tar", "a.tgz", "a.txz", "a.zip"])
@@ -118,7 +118,7 @@ def test_flipped_bytes_raise_a_user_error_or_change_no_checked_content(tmp_path_
     archive.write_bytes(content)
     with contextlib.suppress(UserError):
         got = all_members(archive)
-        if kind == "a.zip":  # whose names have no checksum
+        if kind == "a.zip":  # names in a zip have no checksum
             assert set(got.values()) <= {SMALL["set/a"], b"b\n", SMALL["set/b.gz"], b"c\n"}
         elif kind != "a.tar":
             assert got == {**SMALL, "set/b.gz": b"b\n"}

@@ -1,4 +1,4 @@
-"""CNN-DailyMail from archives in the layout of the real ones."""
+"""CNN-DailyMail is rebuilt from archives in the layout of the real ones."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,8 +27,8 @@ Examples = list[tuple[str, tuple[str, str]]]
 
 
 def rebuilt(folder: Path, files: tuple[str, ...] = ARCHIVES, rows: Any = anonymised_rows) -> tuple[Examples, Any]:
-    files_given = {name: File(urls=("file:///nowhere",)) for name in files}
-    news = Dataset(name="news", file=Path("news.yaml"), kind="cnn_dm", source="a", target="b", files=files_given)
+    dataset_files = {name: File(urls=("file:///nowhere",)) for name in files}
+    news = Dataset(name="news", file=Path("news.yaml"), kind="cnn_dm", source="a", target="b", files=dataset_files)
     report: dict[str, Any] = {}
     return list(rows(news, folder, report)), report
 
@@ -64,7 +64,7 @@ def test_folders_may_be_nested_and_hold_other_files(tmp_path: Path):
     collection.metadata["data/cnn/wayback_test_urls.txt"] += story("cnn", 0).address.encode()
     examples, report = rebuilt(collection.write(tmp_path))
     assert examples == all_of_them(ARTICLE, SUMMARY)
-    assert report["stories"]["listed more than once"] == 1  # which stays where it came first
+    assert report["stories"]["listed more than once"] == 1  # it stays in the split that lists it first
 
 
 def change(collection: Collection, kind: str, data: bytes | None, number: int = 0) -> None:
@@ -113,9 +113,9 @@ def test_unusable_stories_are_left_out_and_counted(tmp_path: Path, monkeypatch: 
     assert Counter(f"cnn: {reason}" for _, reason in UNUSABLE).items() <= report["stories"].items()
     assert (len(examples), examples[0][1][0]) == (40 - len(UNUSABLE), ARTICLE.format(len(UNUSABLE)))
     examples, report = rebuilt(tmp_path, STORIES, plain_rows)
-    # of the story of other words, highlights are missing too
+    # the story of other words has no highlights, either
     bad = {"cnn: not UTF-8": 1, "cnn: empty article": 1, "cnn: no highlights": 2}
-    bad["dailymail: listed, but not in the archive"] = 1  # where one is looked for that is not CNN's
+    bad["dailymail: listed, but not in the archive"] = 1  # where stories that CNN lacks are looked for
     assert bad.items() <= report["stories"].items()
     assert len(examples) == 40 - sum(bad.values())
 

@@ -49,7 +49,7 @@ def test_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(counts["files"][f"{split}.en"]["lines"] for split in SPLITS) + dropped == 3 * 342
     for split in SPLITS:
         sides = [lines_of(ready / f"{split}.{language}") for language in LANGUAGES]
-        for row in zip(*sides, strict=True):  # each pair has one number: sides that drift apart show
+        for row in zip(*sides, strict=True):  # both sides of a pair have its number, which shows misaligned sides
             english_numbers, german_numbers = (
                 {word for word in line.replace("@@ ", "").split() if word.isdigit()} for line in row
             )
@@ -79,7 +79,7 @@ def english(folder: Path, count: int = 400) -> Path:
     return folder
 
 
-def test_summaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_descriptions_and_synopses_for_summarisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out, raw = tmp_path / "out", english(tmp_path / "raw")
     run(monkeypatch, "debian_summaries", "--accept-counts", "--raw", raw, "--out", out, "--to", "prepare")
     few = english(tmp_path / "few", count=4)
@@ -111,7 +111,7 @@ def test_lines_for_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "Short ." in splits["test"]  # in every description, so in the first split only
     counts = json.loads((tmp_path / "prepared" / "counts.json").read_text(encoding="utf-8"))
     assert list(counts["files"]) == [f"{split}.en" for split in SPLITS]
-    # of 400 descriptions: all but one "Short.", and the shared sentence where it is a paragraph of its own
+    # 400 descriptions have "Short.", and 200 sentences are in two of them each
     assert counts["source"]["lines left out"] == {"repeated": 399 + 200, "more than 100 words": 1}
 
 
@@ -178,7 +178,7 @@ def test_own_text_is_up_to_date_until_it_changes(tmp_path: Path, monkeypatch, ca
             shutil.copy(tmp_path / "new", folder / "train.en")
         run(monkeypatch, *arguments)
         assert re.search(f"== download: .*{message}", capsys.readouterr().out)
-    shutil.rmtree(folder)  # what was read is not asked for again
+    shutil.rmtree(folder)  # a finished download does not need the user's files again
     run(monkeypatch, *arguments)
     assert "up to date" in capsys.readouterr().out
 
@@ -199,7 +199,7 @@ def test_only_the_files_that_a_dataset_names_decide_whether_a_stage_runs(tmp_pat
 
 
 def test_control_characters_end_no_line_in_any_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each is inside a line and at its end, from the raw text to the data of fairseq."""
+    """The raw text has each character inside a line and at its end; the lines stay whole up to fairseq's data."""
     odd = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, 0xFEFF) if chr(code) != "\n"]
     rows = [
         (f"{english} a{odd[n % len(odd)]}b{odd[n % len(odd)]}", german)
@@ -224,7 +224,7 @@ def test_any_number_of_processes_binarises_to_the_same_bytes(tmp_path: Path, mon
     folder, results = tmp_path / "a comma, a blank", []
     folder.mkdir()
     ready = text_folder(folder / "ready", train=9, valid=2, test=3)
-    for workers in (1, 4):  # of which some get no line
+    for workers in (1, 4):  # some of the 4 get no line
         binarise(dataset, prepared=ready, out=folder / "out", workers=workers)
         results.append({name: data for name, data in contents(folder / "out").items() if name != "preprocess.log"})
     assert results[0] == results[1]

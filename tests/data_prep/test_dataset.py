@@ -29,7 +29,7 @@ TEST = "  test: [{file: a.tgz, members: {en: t.en, de: t.de}}]\n"
 STEP = "save_raw"
 SPLIT = "steps: [{split_by_hash: {by: en, valid_percent: 1, test_percent: 1}}, "
 EXPECTED = "expected: [{lines: {}, status: y, "
-# what is replaced, by what, and the message
+# (old text, new text, message of the error)
 WRONG = [
     ("source: en", "sauce: en", "unknown key `sauce`; expected one of kind, source"),
     ("source: en\n", "", "the key `source` is missing"),
@@ -74,7 +74,7 @@ WRONG = [
 
 
 def checked(file: Path) -> tuple[Any, list[str]]:
-    """Read and check a dataset; returns its pieces and the names of its passes."""
+    """Read and check a dataset; return its pieces and the names of its passes."""
     dataset = load_dataset(str(file))
     return kind_of(dataset).read(dataset, file.parent, {}), [group.folder for group in plan(dataset, file.parent)]
 
@@ -117,8 +117,8 @@ def test_every_dataset_loads(name: str):
     assert not any(package.startswith("libreoffice-help") for package in listed)
 
 
-def test_the_test_set_alone():
-    """Only the files and steps of the test set are kept, and given BPE merges are applied."""
+def test_a_dataset_can_be_reduced_to_its_test_set():
+    """Only the files and steps of the test set are kept, and BPE codes from files are applied."""
     dataset = load_dataset("wmt16_en_de").only_test([Path("en.code"), Path("de.code")])
     assert list(dataset.files) == ["dev.tgz"]
     assert list(dataset.splits) == ["test"]

@@ -171,7 +171,7 @@ def test_a_large_family_goes_to_train(size: int, trains: bool):
         (split,) = set(split_by_group(family + rest, valid_percent=40, test_percent=40)[:size])
         splits.add(split)
     assert (splits == {"train"}) is trains
-    # of 100 descriptions 3 are to be tested, and 5% of that is no description
+    # 5% of a split of 20 is one description; families of ONE_SOURCE are held out all the same
     small_corpus = [described(f"p{n}-{m}", f"thing {n}") for n in range(100 // ONE_SOURCE) for m in range(ONE_SOURCE)]
     assert set(split_by_group(small_corpus, valid_percent=20, test_percent=20)) == {"train", "valid", "test"}
 

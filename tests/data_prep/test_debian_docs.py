@@ -25,7 +25,7 @@ MESSAGES = {
 
 
 def dataset(target: str = "de", **options: Any) -> Dataset:
-    """Make a dataset; all its text goes to train, since the share of a small package is too large."""
+    """Make a dataset. All its text goes to train: each package is too large a share of so small a corpus."""
     debian = Debian(**{"packages": ("ls", "ls-l10n"), **options})
     return Dataset(name="d", file=Path("d.yaml"), kind="debian_docs", source="en", target=target, debian=debian)
 
@@ -58,7 +58,7 @@ def test_pairs_of_all_kinds(tmp_path: Path, compression: str):
     assert pairs == [
         ("train", pair)
         for pair in (
-            # in the order of their paths; the page's paragraph is the manual's, and stays out
+            # in the order of paths; the paragraph of the help page is dropped as a near-duplicate of the manual's
             ("One more chapter of text", "Noch ein Kapitel Text"),
             ("How to list all files", "Wie man alle Dateien auflistet"),
             *zip(ENGLISH, GERMAN, strict=True),
@@ -87,7 +87,8 @@ def test_damaged_documents_are_counted_and_the_others_kept(tmp_path: Path):
     page = gzip.compress(MAN.format(*GERMAN).encode())
     for n, data in enumerate((page[:12] + b"\xff" * 9 + page[21:], page[:30], page[:-6] + b"123456")):
         damaged |= {names[0].format(n): data, names[1].format(n): page}
-    package(folder, "damaged", damaged)  # first in the order of names, hence its help is taken
+    # the first package by name: of two packages with one help page, the first is read
+    package(folder, "damaged", damaged)
     report: dict[str, Any] = {}
     assert len(list(rows(dataset(), folder, report))) == 6
     read = report["read"]

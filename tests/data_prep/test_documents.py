@@ -1,4 +1,4 @@
-"""Text from manual pages, XML, HTML and catalogues, and errors for wrong ones."""
+"""Text from manual pages, XML, HTML and catalogues, and errors for damaged ones."""
 
 import contextlib
 from collections.abc import Callable
@@ -170,7 +170,7 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
         ("File", "文件(_F)", [("File", "文件")]),
         ("_File", "文件（F）...", [("File", "文件...")]),
         ("_File", "文件(X)", [("File", "文件(X)")]),
-        ("Sa_ve", "保存 (_S)", [("Save", "保存")]),  # of another letter
+        ("Sa_ve", "保存 (_S)", [("Save", "保存")]),  # the key is another letter
         ("&Y-axis && grid", "Y 轴和网格(&Y)", [("Y-axis & grid", "Y 轴和网格")]),
         ("_Shift (S)", "Shift(S)", [("Shift (S)", "Shift(S)")]),
         ("/_View/So_rt/_Up", "/查看(_V)/排序(_R)/升(_U)", [("/View/Sort/Up", "/查看/排序/升")]),
@@ -185,7 +185,7 @@ def test_a_catalogue_in_either_byte_order(order: str, charset: str):
         ("%s of %1 at <b>%d</b>", "%s von %1 bei <b>%d</b>", [("%s of %1 at  %d ", "%s von %1 bei  %d ")]),
         ("<file> &lt;here&gt;<br/>now", "<file> hier &amp; jetzt", [("<file> <here> now", "<file> hier & jetzt")]),
         ("a ~tilde", "ohne", [("a ~tilde", "ohne")]),
-        ("one\n\ntwo", "eins\n \nzwei", [("one", "eins"), ("two", "zwei")]),  # paragraphs, where there are as many
+        ("one\n\ntwo", "eins\n \nzwei", [("one", "eins"), ("two", "zwei")]),  # as many paragraphs on both sides
         ("one\n\ntwo", "eins", [("one\n\ntwo", "eins")]),
     ],
 )

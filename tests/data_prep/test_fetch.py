@@ -1,4 +1,4 @@
-"""Downloads: the byte and the mirror at which they resume, and the files that are rejected."""
+"""Downloads: the byte and the mirror at which they resume, and the files that are refused."""
 
 import copy
 import gzip
@@ -31,7 +31,7 @@ SUM: dict[str, Any] = {"sha256": SHA256}
 def get(
     folder: Path, *urls: str, raw: Path | None = None, name: str = "a.txt", first: Any = None, **keys: Any
 ) -> dict[str, Any]:
-    """Fetch a file into ``folder/out``; ``keys`` are those of a dataset's YAML. Returns the record of it."""
+    """Fetch a file into ``folder/out``; ``keys`` are those of a dataset's YAML. Return its record."""
     return fetch(name, File(urls=urls, **keys), folder / "out", raw=raw, first=first)
 
 
@@ -58,14 +58,14 @@ def test_a_file_is_downloaded_once(tmp_path, site: Site, published):
     ("page", "published", "downloaded", "from_byte"),
     [
         ({"drop": [1000, 700, 600, 1]}, SUM, 0, [0, 1000, 1700, 2300, 2301]),
-        ({"drop": [1000]}, {}, 0, [0, 0]),  # without a checksum, nothing shows that two halves belong to one file
+        ({"drop": [1000]}, {}, 0, [0, 0]),  # without a checksum, nothing shows that two parts belong to one file
         ({"drop": [1000], "ranges": False}, SUM, 0, [0, 1000, 0]),
         ({"status": [(500, {})]}, SUM, 0, [0, 0]),
         ({}, SUM, 5000, [5000]),  # the server has no byte 5000: nothing is missing
     ],
 )
 def test_an_interrupted_download_resumes(tmp_path, site: Site, page, published, downloaded, from_byte):
-    url = site.add("/a", CONTENT, **copy.deepcopy(page))  # the server empties the lists
+    url = site.add("/a", CONTENT, **copy.deepcopy(page))  # the server consumes the lists
     (tmp_path / "out").mkdir()
     in_the_making(tmp_path / "out" / "a.txt").write_bytes(CONTENT[:downloaded])
     assert get_content(tmp_path, url, **published) == CONTENT
@@ -106,7 +106,7 @@ def test_the_length_that_a_server_announces(headers: str, size: int | None):
 
 def test_an_archive_without_a_published_checksum_resumes_and_its_own_checksums_are_tested(tmp_path, site: Site):
     older, newer = gzip.compress(OTHER), gzip.compress(CONTENT)
-    url = site.add("/a", older, drop=[300, None], then=[newer])  # the server has another file by then
+    url = site.add("/a", older, drop=[300, None], then=[newer])  # the server then has another file
     with pytest.raises(UserError, match=r"a\.gz is damaged or cut short"):
         get(tmp_path, url, name="a.gz")
     assert get_content(tmp_path, url, name="a.gz") == newer
@@ -178,7 +178,7 @@ def test_the_message_says_how_to_supply_the_file_by_hand(tmp_path, site: Site, m
 
 
 @pytest.mark.parametrize("linkable", [True, False])
-def test_a_file_of_the_users_is_used_and_not_changed(tmp_path, site: Site, linkable, monkeypatch):
+def test_a_user_s_own_file_is_used_and_not_changed(tmp_path, site: Site, linkable, monkeypatch):
     if not linkable:
         monkeypatch.setattr(os, "link", lambda original, link: os.stat(f"{link}/nothing"))
     raw = tmp_path / "raw"
@@ -191,10 +191,10 @@ def test_a_file_of_the_users_is_used_and_not_changed(tmp_path, site: Site, linka
     assert (raw / "a.txt").is_symlink()
     assert not (tmp_path / "out" / "a.txt").is_symlink()
     assert site.asked == []
-    assert get_content(tmp_path / "local", (tmp_path / "ä b").as_uri(), raw=tmp_path) == CONTENT  # not in raw
+    assert get_content(tmp_path / "local", (tmp_path / "ä b").as_uri(), raw=tmp_path) == CONTENT  # not from raw
 
 
-def test_a_wrong_file_of_the_users_is_refused_and_stays(tmp_path):
+def test_a_user_s_wrong_file_is_refused_and_not_changed(tmp_path):
     (tmp_path / "a.txt").write_bytes(OTHER)
     with pytest.raises(UserError, match=r"a.txt is not the file that is needed: its SHA256 .*Delete it or move"):
         get(tmp_path, raw=tmp_path, **SUM)

@@ -1,4 +1,4 @@
-"""Output files: those of this project are replaced; those that the user edited or added stay."""
+"""Output files: this project's own are replaced; files that the user edited or added are not."""
 
 import errno
 import fcntl
@@ -18,7 +18,7 @@ from tests.killed import killed_at
 
 
 def make(place: Path, *lines: str) -> Path:
-    """Write a folder, with a file by another program; returns the path of a text in it."""
+    """Write a folder, with a file by another program; return the path of a text in it."""
     with atomic_folder(place) as made:
         write_lines(made / "part" / "text", lines or ["ours"])
         (made / "dict.txt").write_text("by another program\n")
@@ -26,7 +26,7 @@ def make(place: Path, *lines: str) -> Path:
 
 
 def write(place: Path, *lines: str) -> Path:
-    """Write a file."""
+    """Write a file; return its path."""
     write_lines(place, lines or ["ours"])
     return place
 
@@ -35,7 +35,7 @@ def write(place: Path, *lines: str) -> Path:
     ("act", "name"), [(make, "part/text"), (make, "part/a[1].txt"), (make, "dict.txt/notes"), (write, "")]
 )
 def test_our_files_are_replaced_unless_the_user_edits_or_adds_some(tmp_path: Path, act, name: str):
-    """Also if a folder replaces a file."""
+    """A user's folder in place of a file of ours counts, too."""
     out = tmp_path / "out"
     act(out)
     assert read_lines(act(out, "newer")) == ["newer"]
@@ -118,7 +118,7 @@ def test_one_run_writes_and_many_read(tmp_path: Path, monkeypatch):
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
-    """Lustre without its option -o flock."""
+    """Such as Lustre mounted without -o flock."""
 
     def without(*_: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -126,7 +126,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", without)
     with pytest.raises(UserError, match=r"cannot be locked.*its file system has no locks.*-o flock"), lock(tmp_path):
         pass
-    make(tmp_path / "made")  # which needs none
+    make(tmp_path / "made")  # writing needs no lock
 
 
 def test_two_writers_of_one_file_take_turns(tmp_path: Path):

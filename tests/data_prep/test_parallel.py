@@ -30,7 +30,7 @@ TWO = [("NAME", "name"), ("ls", "ls")]
     ("page", "foreign", "aligned"),
     [
         (PAGE, translated(), ([(text, text.lower()) for _, text in PAGE], True)),
-        (PAGE, translated((4, None)), (TWO, False)),  # a section that differs is left out, the document not held out
+        (PAGE, translated((4, None)), (TWO, False)),  # the section that differs is left out; not held out
         (PAGE, translated((4, ("P", "all of 12"))), (TWO, False)),
         (PAGE, translated((2, None)), None),
         (NUMBERS, NUMBERS, ([(text, text) for _, text in NUMBERS], True)),
@@ -55,7 +55,7 @@ GERMAN = ["Es misst 3.5 m.", "Dann, etwa u. a. Linux, endet es!", "Warum?"]
         (("See http://x.org .\u00ad", "Siehe x ."), "de", [("See http://x.org.", "Siehe x.")]),
         (("Files :", "Dateien :"), "de", [("Files:", "Dateien:")]),
         (("Files : a , b .", "Fichiers\u00a0: a , b ."), "fr", [("Files: a, b.", "Fichiers : a, b.")]),
-        (UNEVEN, "de", [UNEVEN]),  # whose lengths do not fit
+        (UNEVEN, "de", [UNEVEN]),  # the lengths of the sentences do not fit
     ],
 )
 def test_blocks_are_split_if_both_sides_have_as_many_sentences(block: Pair, language: str, pairs: list[Pair]):
@@ -80,7 +80,7 @@ def test_blocks_are_split_if_both_sides_have_as_many_sentences(block: Pair, lang
         ("Open the file now", "Datei jetzt öffnen", "zh_CN", "not translated"),
     ],
 )
-def test_faults(english: str, foreign: str, language: str, reason: str | None):
+def test_unusable_pairs_have_a_reason(english: str, foreign: str, language: str, reason: str | None):
     assert fault(english, foreign, language=language) == reason
 
 
@@ -94,7 +94,7 @@ def word(number: int) -> str:
 
 
 def unlike(source: str, count: int) -> list[Row]:
-    """Return rows of six words that are in no other row."""
+    """Return rows of six words each, which no other row has."""
     texts = (
         [" ".join(word(n) + source + side for n in range(6 * k, 6 * k + 6)) for side in "ex"] for k in range(count)
     )
@@ -156,7 +156,7 @@ def test_no_line_of_valid_is_in_test():
 
 
 IN_TRAIN = unlike(TRAINS, 1)[0].pair
-HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of four words
+HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # five words, which are two runs of four
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ HEAD, OTHER = (" ".join(side.split()[:5]) for side in IN_TRAIN)  # two runs of f
         ("only four new words", "Nur neue Wörter", True, False),
         (IN_TRAIN[0], "Nur neue Wörter", True, False),
         ("new words only in this line", f"{IN_TRAIN[1]}!", True, False),
-        (f"{HEAD} one", "Nur neue Wörter", True, False),  # of its three runs two are in train
-        (f"{HEAD} one two", "Nur neue Wörter", True, True),  # of four two
-        (f"{IN_TRAIN[0]} one two", "Nur neue Wörter", True, False),  # of five three
+        (f"{HEAD} one", "Nur neue Wörter", True, False),  # 2 of its 3 runs are in train
+        (f"{HEAD} one two", "Nur neue Wörter", True, True),  # 2 of 4
+        (f"{IN_TRAIN[0]} one two", "Nur neue Wörter", True, False),  # 3 of 5
         ("new words only in this line", f"{OTHER} eins", True, False),
         ("new words only in this line", f"{OTHER} eins zwei", True, True),
     ],

@@ -1,4 +1,4 @@
-"""All stages of each dataset, from a web server on this machine to the data of fairseq."""
+"""All stages of each dataset, from a local web server to the binarised data."""
 
 import functools
 import json
@@ -52,7 +52,7 @@ class Made(NamedTuple):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Made]]:
-    """Return a function that makes a dataset by its name, once."""
+    """Return a function that makes a dataset by its name, once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
 
         @functools.cache
@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], M
                 for path in archives.iterdir():
                     site.add(f"/{path.name}", path.read_bytes(), ranges=name != "wmt14_en_fr")
                 file = local_copy(name, folder, archives, site.url)
-                for _ in range(2):  # the second time nothing is fetched or made
+                for _ in range(2):  # the second time, nothing is fetched or made again
                     run(patch, file, "--out", out, "--workers", 1)
                 fetched = json.loads((out / "raw" / "manifest.json").read_text())["files"]
                 assert sorted(path for path, _ in site.asked) == sorted(f"/{name}" for name in fetched)
@@ -78,16 +78,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], M
 def expected(name: str, rows_by_split: dict[str, list[Row]]) -> dict[str, list[int]]:
     """Return the numbers of the rows of each resulting split: without bad rows and duplicates."""
     all_rows = {split: numbers(row[0] or row[1] for row in rows) for split, rows in rows_by_split.items()}
-    kept = {split: [n for n in dict.fromkeys(row_numbers) if n < BAD] for split, row_numbers in all_rows.items()}
-    if name.startswith("iwslt14"):  # held out after cleaning, as published
-        survivors = kept["train"]
-        kept["train"] = [number for place, number in enumerate(survivors, 1) if place % 7]
-        kept["valid"] = survivors[6::7]
-    elif name == "wmt14_en_fr":  # before cleaning, as published
+    by_split = {split: [n for n in dict.fromkeys(row_numbers) if n < BAD] for split, row_numbers in all_rows.items()}
+    if name.startswith("iwslt14"):  # valid is held out after cleaning, as published
+        survivors = by_split["train"]
+        by_split["train"] = [number for place, number in enumerate(survivors, 1) if place % 7]
+        by_split["valid"] = survivors[6::7]
+    elif name == "wmt14_en_fr":  # the split sampled is held out before cleaning, as published
         row_numbers = all_rows["train"]
-        kept["train"] = [number for place, number in enumerate(row_numbers, 1) if place % 7 and number < BAD]
-        kept["sampled"] = [number for number in row_numbers[6::7] if number < BAD]
-    return kept
+        by_split["train"] = [number for place, number in enumerate(row_numbers, 1) if place % 7 and number < BAD]
+        by_split["sampled"] = [number for number in row_numbers[6::7] if number < BAD]
+    return by_split
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -119,8 +119,8 @@ def test_references_are_byte_for_byte_those_of_sacrebleu(made, tmp_path: Path, n
 @pytest.mark.parametrize(
     ("name", "file", "present", "absent"),
     [
-        ("wmt16_en_de", "train.en", [" &amp; ", "well-known"], []),  # hyphens stay
-        ("wmt14_en_fr", "train.fr", ["bien @-@ connu"], ["«", "’"]),  # normalised, which a test set is not
+        ("wmt16_en_de", "train.en", [" &amp; ", "well-known"], []),  # hyphens are not split
+        ("wmt14_en_fr", "train.fr", ["bien @-@ connu"], ["«", "’"]),  # train is normalised; a test set is not
         ("wmt14_en_fr", "test.fr", ["«", "l&apos; ami"], ["’"]),
         ("wmt17_zh_en", "train.zh", [" 朋友 "], ["\r"]),
         ("iwslt14_de_en", "train.de", [" haus "], ["<", "H"]),
@@ -138,7 +138,7 @@ def test_the_text_follows_its_recipe(made, name: str, file: str, present: list[s
 
 
 def test_details_of_single_datasets(made):
-    for name, language in (("wmt16_en_de_google", "de"), ("gbw", "en")):  # which are taken as they are
+    for name, language in (("wmt16_en_de_google", "de"), ("gbw", "en")):  # datasets whose text is not changed
         side = made(name).dataset.languages.index(language)
         for split, rows in made(name).rows.items():
             place = made(name).out / "prepared" / f"{split.replace('raw_', 'raw/')}.{language}"
@@ -154,7 +154,7 @@ def test_details_of_single_datasets(made):
         assert (entry["split"], entry["in"] - entry["out"]) == ("train", dropped)
     words = [line.split(" ")[0] for line in lines_of(made("gbw").out / "binarised" / "dict.txt")]
     assert "house" in words
-    assert "10000" not in words  # seen once
+    assert "10000" not in words  # occurs once, so it is not in the dictionary
     for name in ("cnn_dm", "cnn_dm_plain"):
         counts, prepared = made(name).counts, made(name).out / "prepared"
         assert [counts["files"][f"{split}.en_article"]["lines"] for split in SPLITS] == [16, 2, 2]
@@ -195,10 +195,10 @@ def test_line_steps_prepare_lines_like_the_test_set(made, name: str):
         apply = line_steps(dataset, language, codes)
         raw, ready = lines_of(folder / "raw" / f"test.{language}"), lines_of(folder / f"test.{language}")
         assert [apply(line) for line in raw] == ready != raw
-    if dataset.units == "subword_nmt" and (folder / "codes").exists():  # merges that the YAML names
+    if dataset.units == "subword_nmt" and (folder / "codes").exists():  # with BPE codes that the YAML names
         named = Step(name="apply_bpe", parameters={"codes": str(folder / "codes")})
-        given = replace(dataset, steps=tuple(named if step.name == "bpe" else step for step in dataset.steps))
-        assert [line_steps(given, language, None)(line) for line in raw] == ready
+        with_codes = replace(dataset, steps=tuple(named if step.name == "bpe" else step for step in dataset.steps))
+        assert [line_steps(with_codes, language, None)(line) for line in raw] == ready
     with pytest.raises(UserError, match="cannot be read"):
         line_steps(dataset, dataset.source, folder / "nothing")
     with pytest.raises(UserError, match="wmt16_en_de for wmt16_en_de_google"):

@@ -36,13 +36,13 @@ PARTS = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small blocks, so that there are many."""
+    """Make blocks small, so that a text has many."""
     monkeypatch.setattr(corpus, "CHUNK", 60)
     monkeypatch.setattr(learn, "_COUNTED", 70)
 
 
 def made(folder: Path, rows: list[Row] | dict[str, list[Row]], *steps: Any, sides: int = 2, workers: int = 1) -> Path:
-    """Prepare a user's corpus, without or with splits, by these steps; returns the prepared folder."""
+    """Prepare a user's corpus, without or with splits, by these steps; return the prepared folder."""
     out = folder / f"out{len(list(folder.iterdir()))}"
     (folder / "raw").mkdir(exist_ok=True)
     for split, split_rows in rows.items() if isinstance(rows, dict) else [("train", rows)]:
@@ -66,7 +66,7 @@ def rows_of(out: Path, *, sides: int = 2) -> dict[str, list[tuple[str, ...]]]:
 
 
 def drawn(count: int, words: int = 40) -> list[Row]:
-    """Draw pairs from few sentences: with repeated pairs, repeated sides, and in different cases."""
+    """Draw pairs from few sentences, so that pairs and sides are repeated, also in different case."""
     dice = random.Random(1)
     sides = [f"{case(f'Word {n} is here')}" for n in range(words) for case in (str, str.lower)]
     return [(dice.choice(sides), dice.choice(sides)) for _ in range(count)]
@@ -95,14 +95,14 @@ def test_a_split_by_hash_puts_each_sentence_into_one_split(tmp_path: Path):
     (entry,) = [entry for entry in counts_of(out)["steps"] if entry["step"] == "split_by_hash"]
     assert entry["in"] - sum(entry["dropped"].values()) == entry["out"] == sum(map(len, splits.values()))
     assert entry["moved"] == {split: len(split_rows) for split, split_rows in splits.items()}
-    own_splits = dict.fromkeys(SPLITS, rows)  # splits of its own
+    own_splits = dict.fromkeys(SPLITS, rows)  # the text has splits already
     assert rows_of(made(tmp_path, own_splits, BY_HASH)) == own_splits
 
 
 @pytest.mark.parametrize("sides", [1, 2])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_held_out_lines_that_are_also_in_train_are_reported(tmp_path: Path, sides: int, workers: int, capsys):
-    """Case, spaces and rows may differ. Nothing is dropped."""
+    """Lines are equal in spite of case and spaces, also in different pairs. Nothing is dropped."""
     valid: list[Row] = [("A  b", "C d"), ("a b", "x"), ("new", "c d"), ("", ""), ("a b", "c D")]
     rows: dict[str, list[Row]] = {
         "train": [*drawn(150), ("", ""), ("a B", "c d ")],
@@ -119,7 +119,7 @@ def test_held_out_lines_that_are_also_in_train_are_reported(tmp_path: Path, side
 
 @pytest.mark.parametrize("sides", [1, 2])
 def test_the_first_of_duplicates_stays(tmp_path: Path, sides: int):
-    rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # whose sides are no one line
+    rows = [*drawn(1000), ("a b", "c"), ("a", "b c"), ("a b", "c")]  # "a b" + "c" is not "a" + "b c"
     out = made(tmp_path, rows, "normalise_space", "deduplicate", sides=sides)
     assert rows_of(out, sides=sides)["train"] == (unique := list(dict.fromkeys(row[:sides] for row in rows)))
     assert counts_of(out)["steps"][-1]["dropped"] == {"duplicate": 1003 - len(unique)}
@@ -148,7 +148,7 @@ def test_subwords_for_one_split_leave_the_others_unchanged(tmp_path: Path, step:
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_sentencepiece(tmp_path: Path, joint: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(learn, "_SAMPLE", 170)  # every fourth line of both sides, or every second of one
+    monkeypatch.setattr(learn, "_SAMPLE", 170)  # every fourth line of both languages, or every second line of one
     out, again = (
         made(tmp_path, PARTS, "save_raw", {"sentencepiece": {"units": 90, "joint": joint}}, workers=workers)
         for workers in (1, 2)
@@ -261,7 +261,7 @@ def test_empty_and_very_long_lines(tmp_path: Path, line: bytes, steps, first):
     assert (lines[:-19], numbers(lines[-19:])) == (first, list(range(10_001, 10_020)))
 
 
-def test_unexpected_counts(tmp_path: Path):
+def test_unexpected_counts_are_refused_unless_accepted(tmp_path: Path):
     expected = {"after": "normalise_space", "lines": {"train": 21}, "status": "published"}
     go_on = rf"--accept-counts \(scripts.reproduce .*python -m data_prep own --out {tmp_path} --accept-counts\)"
     message = rf"after normalise_space, train: got 20 lines, expected 21 .*published.* {go_on}$"
@@ -322,7 +322,7 @@ def test_the_result_does_not_depend_on_kills_workers_and_block_sizes(
     dropped = [entry["dropped"] for entry in counts_of(tmp_path / "whole")["steps"] if entry.get("dropped")]
     assert dropped == [{"empty": 1}, {"duplicate": 11}]
     out.mkdir()
-    write_lines(out / "train.en", ["older"])  # which stays until the new one is whole
+    write_lines(out / "train.en", ["older"])  # it stays until the new folder is complete
     kills = itertools.count(3)
     while status := run_until_commit(dataset, tmp_path, next(kills) // 2, "before"):
         assert status == -signal.SIGKILL

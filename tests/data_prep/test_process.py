@@ -1,4 +1,4 @@
-"""Programs that end with us, and what they and our own commands say."""
+"""Programs that are ended with the command that started them, their errors, and the output of commands."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def main():
     {body}
 run_command(main)
 """
-# a program that runs another one for a minute, which tells its process id
+# a program that runs another one for a minute, which prints its process id
 PARENT = """with lock(Path("out")):
         child = "import os,time; print(os.getpid(), flush=True); time.sleep(60)"
         tell = lambda line: print(line, flush=True)
@@ -58,9 +58,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program that its parent was killed outright")
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, monkeypatch, how):
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can end a program when its parent is killed by SIGKILL")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_killed_command_ends_its_program_and_frees_its_lock(tmp_path, monkeypatch, signum):
     parent = command(tmp_path, PARENT)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
@@ -68,9 +68,11 @@ def test_a_killed_command_takes_its_program_and_its_lock_along(tmp_path, monkeyp
         patch.setattr(outputs, "PATIENCE_SECONDS", 0.0)
         with pytest.raises(UserError, match="another run is at work"), lock(tmp_path / "out"):
             pass
-    parent.send_signal(how)
-    status, _, said = ended(parent)
-    assert (status, said) == ((130, b"interrupted; run the same command again to go on\n") if how == 2 else (-how, b""))
+    parent.send_signal(signum)
+    status, _, err = ended(parent)
+    assert (status, err) == (
+        (130, b"interrupted; run the same command again to go on\n") if signum == 2 else (-signum, b"")
+    )
     deadline = time.monotonic() + 10
     while is_alive(pid):
         assert time.monotonic() < deadline
@@ -97,7 +99,7 @@ CHAINED = "\nThe above exception was the direct cause of the following exception
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(
-    ("printed", "said"),
+    ("printed", "error"),
     [
         (f"{LOGGED}{TRACEBACK}ValueError: 5 heads\n", "ValueError: 5 heads"),
         (f"{TRACEBACK}ValueError: 5 heads\n\tand more\n", "ValueError: 5 heads\n  \tand more"),
@@ -108,9 +110,9 @@ CHAINED = "\nThe above exception was the direct cause of the following exception
         ("a\nb\n\nc\n", "Its last lines:\n  a\n  b\n  c"),
     ],
 )
-def test_the_error_of_a_program_is_what_is_said(printed, said, several):
-    """Whatever torchrun prints after it."""
-    assert str(last_words(printed + (TORCHRUN.format(1) if several else ""), several=several)) == said
+def test_the_error_of_a_program_is_found_in_its_output(printed, error, several):
+    """Lines that torchrun prints after it are ignored."""
+    assert str(last_words(printed + (TORCHRUN.format(1) if several else ""), several=several)) == error
 
 
 def last_words(printed: str, *, several: bool) -> LastWords:
@@ -120,7 +122,7 @@ def last_words(printed: str, *, several: bool) -> LastWords:
     return words
 
 
-def test_of_several_errors_the_first_counts_of_several_processes_and_the_last_of_one():
+def test_several_processes_report_the_first_error_and_one_process_the_last():
     first, last = (f"{TRACEBACK}{kind}\n{LOGGED}" for kind in ("ValueError: 5 heads", "RuntimeError: closed by peer"))
     assert str(last_words(first + last, several=True)) == "ValueError: 5 heads"
     assert str(last_words(first + last, several=False)) == "RuntimeError: closed by peer"
@@ -152,12 +154,12 @@ def test_only_a_command_changes_its_process(package, start, variables, shown, tm
     (tmp_path / package / "show.py").write_text(SHOW)
     env = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
     command = [sys.executable, *(word.format(package=package) for word in start)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env | variables, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == (f"{shown}\n", "")
+    process = subprocess.run(command, capture_output=True, text=True, env=env | variables, cwd=tmp_path)
+    assert (process.stdout, process.stderr) == (f"{shown}\n", "")
 
 
-def test_code_that_has_changed_is_told(monkeypatch, tmp_path):
-    """Whoever owns the checkout."""
+def test_changed_code_is_recorded(monkeypatch, tmp_path):
+    """Git is asked even if another user owns the checkout."""
 
     def git(*arguments: str) -> None:
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", *arguments], cwd=tmp_path, check=True)
@@ -172,19 +174,19 @@ def test_code_that_has_changed_is_told(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "error", "said"),
+    ("code", "error", "reason"),
     [
         ("raise ValueError('no')", UserError, "ValueError: no"),
         ("import sys; sys.exit(3)", UserError, "status 3"),
         ("import os; os.kill(os.getpid(), 9)", ChildProcessError, "it was killed by SIGKILL"),
     ],
 )
-def test_a_process_that_is_asked_and_fails(code, error, said):
-    with pytest.raises(error, match=f"^it fails: {said}$"):
+def test_a_failing_process_raises_an_error_with_the_reason(code, error, reason):
+    with pytest.raises(error, match=f"^it fails: {reason}$"):
         ask_python("-c", code, failed="it fails")
 
 
-def test_all_that_is_said_is_kept_and_lines_stay_whole(tmp_path):
+def test_all_output_is_kept_and_lines_stay_whole(tmp_path):
     code = """
 import sys, threading
 def say(stream, mark):
@@ -207,8 +209,8 @@ print("no newline at the end", end="")
 LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-def test_what_is_read_is_utf8_and_complete_whatever_the_users_own_settings(tmp_path, monkeypatch):
-    """Bytes that are no text come as such."""
+def test_output_is_read_as_utf8_and_complete_whatever_the_user_s_settings(tmp_path, monkeypatch):
+    """Bytes that are not UTF-8 are read as surrogates."""
     for name, value in (LOCALE | {"LOGLEVEL": "ERROR", "PYTHONIOENCODING": "latin-1"}).items():
         monkeypatch.setenv(name, value)
     code = "import os; print('naïve 誰', os.environ['LOGLEVEL'], flush=True); os.write(1, b'a\\xff')"
@@ -218,15 +220,15 @@ def test_what_is_read_is_utf8_and_complete_whatever_the_users_own_settings(tmp_p
     assert ask_python("-c", "print('naïve 誰')", failed="it fails")[0] == "naïve 誰"
 
 
-def test_a_program_that_is_killed_is_said_with_its_log(tmp_path):
+def test_the_error_for_a_killed_program_names_its_log(tmp_path):
     with pytest.raises(UserError, match=rf"(?s)^the thing was killed by SIGKILL.*{tmp_path / 'log'}$"):
         run_logged(["sh", "-c", "kill -9 $$"], tmp_path / "log", lambda line: None, what="the thing")
 
 
 def test_the_current_folder_shadows_nothing(tmp_path):
     (tmp_path / "this.py").write_text("print('shadowed')")
-    done = subprocess.run(python_module("this"), capture_output=True, cwd=tmp_path)
-    assert done.stdout.startswith(b"The Zen of Python")
+    process = subprocess.run(python_module("this"), capture_output=True, cwd=tmp_path)
+    assert process.stdout.startswith(b"The Zen of Python")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,7 @@ def test_the_current_folder_shadows_nothing(tmp_path):
         ("print(sys.argv[1])", "$'a\\xff'", {}, (0, b"a\\udcff\n", b"")),
     ],
 )
-def test_output_that_nobody_takes_and_letters_that_the_locale_lacks(tmp_path, body, redirect, environment, expected):
+def test_a_full_disk_a_closed_pipe_and_letters_that_the_locale_lacks(tmp_path, body, redirect, environment, expected):
     assert ended(command(tmp_path, body, redirect, environment)) == expected
 
 

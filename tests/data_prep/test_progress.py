@@ -1,4 +1,4 @@
-"""Progress of long work: lines in a file, a bar in a terminal, nothing for short work."""
+"""Progress of long work is shown as lines in a file or a bar in a terminal; short work shows none."""
 
 import io
 import re
@@ -26,7 +26,7 @@ def stream(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show every change, without the waits."""
+    """Show every change at once."""
     for name in ("BEFORE_FIRST_LINE", "BETWEEN_LINES", "BEFORE_BAR", "BETWEEN_BARS"):
         monkeypatch.setattr(progress, f"SECONDS_{name}", 0.0)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_MEASUREMENTS", 0.01)
@@ -65,7 +65,7 @@ def test_a_file_gets_lines_and_a_terminal_a_bar(stream: io.StringIO, total: int 
 
 
 @pytest.mark.usefixtures("at_once")
-def test_items_of_an_earlier_run_count_as_done_and_not_for_the_speed(stream: io.StringIO):
+def test_items_of_an_earlier_run_count_for_the_progress_and_not_for_the_speed(stream: io.StringIO):
     with progress.progress("reading", 10**12, initial=10**12 // 2) as advance:
         advance(1)
     shown = stream.getvalue()

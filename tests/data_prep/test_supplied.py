@@ -54,8 +54,8 @@ def read(path: Path, data: bytes) -> tuple[list[bytes], dict[str, int]]:
         ("a\u2028b\x85c\n".encode(), [b"a b c"], {CONTROL: 1}),
         ("\u200dक्\u200dष \u200e\u00ad\n".encode(), ["\u200dक्\u200dष \u200e\u00ad".encode()], {}),
         (b"a\n\n \n", [b"a", b"", b" "], {}),
-        (b"<htmlize> is a filter\n<b>one</b>", [b"<htmlize> is a filter", b"<b>one</b>"], {}),  # no markup
-        ("我们\0\n".encode() * 3000, ["我们 ".encode()] * 3000, {CONTROL: 3000}),  # no UTF-16
+        (b"<htmlize> is a filter\n<b>one</b>", [b"<htmlize> is a filter", b"<b>one</b>"], {}),  # text, not markup
+        ("我们\0\n".encode() * 3000, ["我们 ".encode()] * 3000, {CONTROL: 3000}),  # NUL characters, not UTF-16
     ],
 )
 def test_changes_are_counted(tmp_path, data, lines, changes):
@@ -118,7 +118,7 @@ def test_own_text_is_read_from_the_paths_in_the_dataset_and_cleaned(tmp_path, ca
     ],
 )
 def test_folders_pipes_and_repeated_files_are_refused(tmp_path, make, message):
-    """By the dataset, and by the command that writes one."""
+    """Both the dataset and scripts.own_text refuse them."""
     (tmp_path / "train.en").write_bytes(GOOD)
     make(target := tmp_path / "train.de")
     with pytest.raises(UserError, match=message):
@@ -139,7 +139,7 @@ def test_folders_pipes_and_repeated_files_are_refused(tmp_path, make, message):
         ({}, None, r"is your own; give its folder with --raw DIR, or name its files under `text` in .*own.yaml"),
     ],
 )
-def test_own_text_that_is_not_complete(tmp_path, files, named, message):
+def test_incomplete_text_is_refused(tmp_path, files, named, message):
     for name, data in ({"train.en": GOOD, "train.de": GOOD} | files).items():
         if data is not None:
             (tmp_path / name).write_bytes(data)

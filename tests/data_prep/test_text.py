@@ -46,7 +46,7 @@ CHINESE = script_filter(chinese=0), script_filter(chinese=1)
         (CLEAN, "a a a a a", "a a", "length ratio of 2.5 or more"),
         (CLEAN, "a a a a a", "a a a", None),
         (CLEAN, "a a", "a a a a", None),
-        (pair_filter(), "是", "Yes", None),  # half a word
+        (pair_filter(), "是", "Yes", None),  # the Chinese side counts as half a word
         (MOSES, "a b", "c d", None),
         (MOSES, "a b c", "d e", None),  # exactly 1.5
         (MOSES, "a b c d", "e f", "length ratio above 1.5"),
@@ -82,7 +82,7 @@ def test_pairs_are_dropped_with_a_reason(step, source: str, target: str, reason:
         (truncater(tokens=3), "a b c d", "a b c"),
         (truncater(tokens=3), "a b", "a b"),
         (segmenter(), "我来到北京清华大学。 hello  world", "我 来到 北京 清华大学 。 hello world"),
-        # which comes in words, and is segmented anew
+        # text that comes in words is segmented anew
         (segmenter(), "我 来 到  北京 清华 大 学 。 hello  3 G", "我 来到 北京 清华大学 。 hello 3 G"),
         (segmenter(), "", ""),
         *[
@@ -92,7 +92,7 @@ def test_pairs_are_dropped_with_a_reason(step, source: str, target: str, reason:
                 **{"arb_Arab": "ar", "npi_Deva": "ne", "pes": "fa", "lvs_Latn": "lv", "yue_Hant": "yue", "xyz": "xyz"},
             }.items()
         ],
-        *[  # abbreviations that stand in Moses's lists with a blank after them, or came later
+        *[  # abbreviations that Moses's lists have with a space after them, or that were added later
             (tokeniser(language=language), f"{word}. A {word}.", f"{word} . A {word} .")
             for language, word in (
                 *(("nl", "Nrs"), ("es", "gr"), ("ita_Latn", "all"), ("sk", "Pf"), ("swe", "kand"), ("pt", "Art")),
@@ -130,7 +130,7 @@ def test_no_line_separator_is_left(line: str):
 
 
 def test_the_splits_are_those_of_the_first_release():
-    """Another hash would change all published scores."""
+    """A change of the hash would change the test sets, and so all published scores."""
     lines = [f"line {n}" for n in range(2000)]
     splits = [split_of(line, valid_percent=2, test_percent=3) for line in lines]
     assert Counter(splits) == {"train": 1900, "valid": 39, "test": 61}
@@ -138,7 +138,7 @@ def test_the_splits_are_those_of_the_first_release():
 
 
 def test_other_programs_do_not_change_chinese_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """jieba itself would take its dictionary from a file of this name in the folder for temporary files."""
+    """jieba itself would read its dictionary from a file of this name in the folder for temporary files."""
     (tmp_path / "jieba.cache").write_bytes(marshal.dumps(({"我": 0, "我来": 9}, 9)))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     words = chinese._tokenizer.__wrapped__().lcut("我来到北京清华大学")
@@ -206,7 +206,7 @@ def test_readers(reader, text: str, lines: list[str]):
 
 
 def test_escapes_in_a_reference_do_not_change_bleu():
-    """They stay, as in sacreBLEU's references (see test_pipeline.py), although a translation has none."""
+    """Escapes stay, as in sacreBLEU's references (see test_pipeline.py), although a translation has none."""
     (reference,) = sgm(['<seg id="1">&quot;AT&amp;T &lt;3&quot; she said</seg>'])
     bleu = BLEU(effective_order=True)
     assert bleu.corpus_score(['"AT&T <3" she said'], [[reference]]).score == pytest.approx(100)
@@ -244,7 +244,7 @@ def test_segmentation_is_that_of_subword_nmt(codes: str, engine: str, glossaries
     )
     rng = random.Random(7)
     seen = sorted({word for line in TEXT for word in line.split()})
-    # words made of two halves of others, most of which occur once
+    # new words from halves of two others; most of them occur once
     halves = [a[: len(a) // 2] + b[len(b) // 2 :] for a, b in (rng.choices(seen, k=2) for _ in range(9_000))]
     for line in [*TEXT, *HARD, *(" ".join(halves[n : n + 9]) for n in range(0, len(halves), 9))]:
         assert encode(line) == theirs.process_line(line), line
@@ -304,7 +304,7 @@ def test_sentencepiece_learns_from_every_line(lines: list[str], learnt: str):
 
 
 @given(st.text("a日😀é ▅", max_size=60), st.integers(4, 40))
-def test_pieces_are_the_line_cut_at_spaces_if_possible(text: str, longest: int):
+def test_long_lines_are_cut_into_pieces_at_spaces_if_possible(text: str, longest: int):
     line = normalise_space(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentencepiece, "_PIECE", sentencepiece._piece(longest))

@@ -1,4 +1,4 @@
-"""Tokens, punctuation and classes of characters compared with Perl's; cached words compared with the rules."""
+"""Compare tokens, punctuation and character classes with those of Perl, and cached words with the rules."""
 
 import re
 from pathlib import Path
@@ -44,17 +44,17 @@ HARD = [
 def test_tokens_and_punctuation_are_those_of_perl(tmp_path: Path, language: str, moses: str):
     scripts = Scripts(tmp_path / moses, moses)
     for (script, *options), step in comparisons(language, moses):
-        if language != "cs" or script != "tokenizer.perl":  # of which the scripts at hand have other abbreviations
+        if language != "cs" or script != "tokenizer.perl":  # the package has other abbreviations for Czech
             assert list(map(step, SAMPLES + HARD)) == scripts.run(script, *options, lines=SAMPLES + HARD)
 
 
-# all but private and never assigned planes
+# all characters except those of private and unassigned planes
 ALL = [chr(code) for code in (*range(0x32400), *range(0xE0000, 0xE1000)) if not 0xD800 <= code < 0xE000 and code != 10]
 
 
 @pytest.fixture(scope="module")
 def characters() -> list[str]:
-    """List all characters, except those that this Perl has from later versions of Unicode than the table's 14."""
+    """Return all characters, except those that Perl knows from a version of Unicode after 14, the table's."""
     is_known = run_perl(["-CSD", "-nle", r"print /\p{Present_In: 14.0}|\P{Assigned}/ ? 1 : 0"], ALL)
     return [character for character, flag in zip(ALL, is_known, strict=True) if flag == "1"]
 

@@ -1,4 +1,4 @@
-"""Scripts of texts: those without spaces between words, and those that do not fit the language."""
+"""Scripts without spaces between words, and texts whose script does not fit the language."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ from scripts.scoring.rouge import Words
 from tests.data_prep.corpora import pack
 from tests.data_prep.samples import own_dataset
 
-# of ideographs, Hangul and the planes above, some
+# all characters; of ideographs, Hangul and the planes above, only some
 CODES = [*range(0x3400), *range(0x3400, 0xA000, 97), *range(0xA000, 0xAC00), *range(0xAC00, 0xD800, 97)]
 CODES += [*range(0xE000, 0x10000), *range(0x16E00, 0x16F00), *range(0x1AF00, 0x1B200), *range(0x1B200, 0x32400, 97)]
 ALL = "".join(map(chr, CODES))
@@ -34,7 +34,7 @@ HISTORIC = ["Ahom", "Brah", "Diak", "Gran", "Maka", "Nshu", "Tang"]
 
 
 def test_scripts_without_spaces_are_those_with_line_breaks_between_letters():
-    """And Tibetan, where lines break after the mark at the end of a syllable."""
+    """Tibetan is one, too: its lines break after the mark at the end of a syllable."""
     not_counted = regex.compile("[" + "".join(rf"\p{{Script={script}}}" for script in (*NOT_OURS, *HISTORIC)) + "]")
     letters = [letter for letter in BREAKS.findall(ALL) if letter.isalpha()]
     assert len(letters) > 2_000
@@ -44,8 +44,8 @@ def test_scripts_without_spaces_are_those_with_line_breaks_between_letters():
         assert sum(map(bool, map(BREAKS.match, of_script))) > 0.75 * len(of_script) > 0, script
 
 
-def test_all_users_of_these_scripts_agree():
-    """Counts of words, ROUGE, sacreBLEU's tokeniser, and cleaning of text in preparation and for models."""
+def test_all_code_that_depends_on_these_scripts_agrees():
+    """It counts words, splits words for ROUGE, chooses sacreBLEU's tokeniser, and cleans text for data and models."""
     letters = UNSPACED_LETTER.findall(ALL)
     assert {count_words(letter * 100) for letter in letters} == {100 // count for count in UNSPACED.values()}
     assert [letter for letter in letters if not units._UNSPACED.match(letter)] == []
@@ -115,7 +115,7 @@ THAI, TIBETAN, LAO = "นี่คือประโยคสั้นๆ", "འ
                 *(("sr", RUSSIAN), ("sr", ENGLISH), ("xx", RUSSIAN), ("xx", ENGLISH), ("zh_Latn", ENGLISH)),
                 *(("en_test", ENGLISH), ("zh", CHINESE + 2 * ENGLISH), ("en", ENGLISH + CHINESE)),
                 *(("mn", "ᠮᠣᠩᠭᠣᠯ ᠪᠢᠴᠢᠭ "), ("dv", "ދިވެހި ބަސް ")),  # scripts that the table lacks
-                *(("zh", "5 % 3.1 | "), ("zh", "x")),  # too few letters for a judgement
+                *(("zh", "5 % 3.1 | "), ("zh", "x")),  # too few letters to decide
             )
         ),
     ],

@@ -1,4 +1,4 @@
-"""A web server on this machine whose connections can break or stall."""
+"""A local web server whose connections can break or stall."""
 
 import re
 import threading
@@ -19,7 +19,7 @@ class Served:
     status: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Answers in place of the file."""
     drop: list[int | None] = field(default_factory=list)
-    """The connection is cut after so many bytes of an answer."""
+    """The connection breaks after so many bytes of an answer."""
     stall: list[int | None] = field(default_factory=list)
     """The connection stalls after so many bytes of an answer."""
     then: list[bytes] = field(default_factory=list)
@@ -94,7 +94,7 @@ def serving() -> Iterator[Site]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that go away are what is tested
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # tests make clients disconnect
     site = Site(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -108,7 +108,7 @@ def serving() -> Iterator[Site]:
 
 
 def wait_until(condition: Any, seconds: float = 20.0) -> bool:
-    """Wait until a condition is true; returns False after a time limit."""
+    """Wait until a condition is true; return False after a time limit."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A model trained until its translations differ, and its export."""
+"""A model that is trained until its translations differ, and its export."""
 
 from __future__ import annotations
 

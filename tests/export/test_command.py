@@ -1,4 +1,4 @@
-"""``python -m lightconv_plugin.export``: what it refuses, and that nothing is left when it fails."""
+"""``python -m lightconv_plugin.export`` refuses wrong input, and leaves no files if it fails."""
 
 import os
 import shutil
@@ -10,13 +10,13 @@ from lightconv_plugin.export import __main__ as command
 
 
 def refused(*arguments):
-    """The sentence that the command ends with."""
+    """Return the error with which the command ends."""
     with pytest.raises(SystemExit) as ended:
         command.main([str(argument) for argument in arguments])
     return str(ended.value)
 
 
-def test_refusals_name_what_was_found_and_leave_nothing(checkpoint, trained, tmp_path, monkeypatch):
+def test_errors_name_their_cause_and_leave_no_files(checkpoint, trained, tmp_path, monkeypatch):
     model, out = shutil.copy(checkpoint, tmp_path / "model.pt"), tmp_path / "out"
     assert f"cannot export {tmp_path / 'none.pt'}: Model file not found" in refused(tmp_path / "none.pt", out)
     assert f"No such file or directory: '{tmp_path / 'dict.en.txt'}'" in refused(model, out, "--data", tmp_path)

@@ -1,4 +1,4 @@
-"""decode.py, the search without torch that is written beside an export, compared with fairseq's search and ours."""
+"""decode.py, the search without torch that is part of an export, is compared with fairseq's search and ours."""
 
 import random
 import shutil
@@ -17,7 +17,7 @@ from tests.tolerances import assert_close
 
 LONGEST = 20
 DRAW = random.Random(2)
-# of all lengths; one without words, and one of an unknown word
+# of all lengths, one empty, and one with an unknown word
 LINES = [" ".join(f"w{DRAW.randrange(40)}" for _ in range(DRAW.randrange(1, 14))) for _ in range(20)]
 LINES += ["", "unheard-of"]
 
@@ -38,24 +38,24 @@ def sources(original):
 )
 def test_hypotheses_are_those_of_fairseq(model, original, sources, generator, beam):
     trained, task = original
-    fairseqs = generator([trained], task.target_dictionary, beam_size=beam, max_len_b=LONGEST)
+    fairseq_generator = generator([trained], task.target_dictionary, beam_size=beam, max_len_b=LONGEST)
     best = set()
     for source in sources:
         net_input = {"src_tokens": torch.tensor([source]), "src_lengths": torch.tensor([len(source)])}
-        (expected,) = fairseqs.generate([trained], {"net_input": net_input})
+        (expected,) = fairseq_generator.generate([trained], {"net_input": net_input})
         results = decode.search(model, source, beam, LONGEST)
         assert [tokens for _, tokens in results] == [hypothesis["tokens"].tolist() for hypothesis in expected]
         assert_close(
             torch.tensor([score for score, _ in results]), torch.stack([hypothesis["score"] for hypothesis in expected])
         )
         best.add(tuple(results[0][1]))
-    assert len(best) > len(sources) // 2, "one translation for all proves nothing"
+    assert len(best) > len(sources) // 2, "equal translations prove nothing"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(precision, exported, sources):
-    """The copy in the folder of the export; the plugin is not on the path."""
-    plain = ["w1 unheard-of", "Plain text w2", "is not cut into units"]  # half of the first are known
+    """The export's own copy is run, and the plugin is not on the path."""
+    plain = ["w1 unheard-of", "Plain text w2", "is not cut into units"]  # one of the two words in the first is known
     sources = [
         *sources,
         *([*(4 + int(word[1:]) if word[1:].isdigit() else 3 for word in line.split()), 2] for line in plain),
@@ -73,7 +73,7 @@ def test_it_runs_where_there_is_no_torch_and_names_a_line_that_is_too_long(preci
 
 
 @pytest.mark.parametrize("flag", ["--beam", "--max-len-b"])
-def test_a_search_of_nothing_is_refused(flag, monkeypatch, capsys):
+def test_a_beam_or_length_of_0_is_refused(flag, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["decode.py", flag, "0"])
     with pytest.raises(SystemExit):
         decode.main()
@@ -81,7 +81,7 @@ def test_a_search_of_nothing_is_refused(flag, monkeypatch, capsys):
 
 
 def run_alone(exported: Path, *options: str, lines: list[str]) -> subprocess.CompletedProcess:
-    """Run the script of an export, as where there is neither torch nor fairseq."""
+    """Run an export's decode.py in a process that can import neither torch nor fairseq."""
     argv = ["decode.py", "--beam", "2", "--max-len-b", str(LONGEST), *options]
     code = (
         "import runpy, sys; sys.modules['torch'] = sys.modules['fairseq'] = None; "
@@ -101,7 +101,7 @@ def test_the_files_of_an_export(exported):
 
 
 def test_scores_in_int8_are_near_the_models(exported, model, sources):
-    """And not the same: another graph runs."""
+    """They are not equal, which shows that another graph runs."""
     in_int8 = decode.Model(exported, "int8")
     for source in sources[:5]:
         steps = []
@@ -113,20 +113,20 @@ def test_scores_in_int8_are_near_the_models(exported, model, sources):
 
 def test_an_export_without_int8_says_so(exported, tmp_path):
     older = shutil.copytree(exported, tmp_path / "older", ignore=shutil.ignore_patterns("*.int8.onnx"))
-    done = run_alone(older, "--precision", "int8", lines=LINES)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {older} has no graphs in int8; export the model again\n"
+    process = run_alone(older, "--precision", "int8", lines=LINES)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr == f"error: {older} has no graphs in int8; export the model again\n"
 
 
 def test_a_language_model_is_not_searched(exported, tmp_path):
     """An export of a language model has no encoder and no source.txt."""
     no_source = shutil.copytree(exported, tmp_path / "lm", ignore=shutil.ignore_patterns("encoder*", "source.txt"))
-    done = run_alone(no_source, lines=LINES)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {no_source} is a language model, which translates nothing; ")
+    process = run_alone(no_source, lines=LINES)
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith(f"error: {no_source} is a language model, which translates nothing; ")
 
 
-def test_padding_is_never_taken(model, monkeypatch):
+def test_padding_is_never_chosen(model, monkeypatch):
     expected, step = decode.search(model, [5, 6, 2], 4, LONGEST), model.step
 
     def certain(*arguments):

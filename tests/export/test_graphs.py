@@ -1,4 +1,4 @@
-"""The graphs of every kind of model, against the model: no step is left out, none is wrong, and any length is taken."""
+"""The graphs of every kind of model have the model's results, in all steps and for any length."""
 
 from argparse import Namespace
 from typing import Any
@@ -22,7 +22,7 @@ DYNAMIC, LANGUAGE_MODEL = "pla_dynamicconv_iwslt_de_en", "pla_lightconv_lm_gbw"
 WINDOW = "pla_local_attention_wmt_en_de_big"
 SIZES: list[dict[str, Any]] = [
     {"sentences": 1, "beam": 1, "length": 1},
-    {"sentences": 3, "beam": 4, "length": 33, "steps": 17},  # more than the kernels are wide
+    {"sentences": 3, "beam": 4, "length": 33, "steps": 17},  # longer than the kernels
 ]
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{arch: (arch, {}) for arch in [*ENCODER_DECODERS, *LANGUAGE_MODELS] if arch != WINDOW},
@@ -32,7 +32,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(name: str, **more: Any) -> tuple[Any, Any]:
-    """A model with random weights, norms and biases too, and its task."""
+    """Return a model with random weights, including norms and biases, and its task."""
     arch, options = MODELS[name]
     options = {**options, **more}
     torch.manual_seed(1)
@@ -56,12 +56,12 @@ class Unwritten(decode.Model):
 
 
 @pytest.fixture
-def definition(monkeypatch):
+def reference_backend(monkeypatch):
     monkeypatch.setenv(VARIABLE, "reference")
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_steps_give_the_models_log_probabilities(name, definition):
+def test_steps_give_the_models_log_probabilities(name, reference_backend):
     model, task = build(name)
     exported = Unwritten(model, task)
     for sizes in SIZES:
@@ -70,14 +70,14 @@ def test_steps_give_the_models_log_probabilities(name, definition):
 
 @pytest.mark.parametrize("added", [True, False])
 def test_a_language_model_starts_as_it_was_trained(added):
-    """With the token that --add-bos-token adds, or with the end of a sentence."""
+    """The first input is the token that --add-bos-token adds, or the end symbol."""
     model, task = build(LANGUAGE_MODEL)
     task.args = Namespace(add_bos_token=added)
     words = task.target_dictionary
     assert Unwritten(model, task).manifest["first"] == (words.bos() if added else words.eos())
 
 
-def test_the_comparison_sees_other_weights_and_a_state_that_does_not_follow(definition):
+def test_the_comparison_finds_other_weights_and_a_state_of_other_hypotheses(reference_backend):
     model, task = build(DYNAMIC)
     exported = Unwritten(model, task)
     step = exported.step
@@ -96,8 +96,8 @@ def test_attention_within_a_window_is_refused():
 
 
 @pytest.mark.parametrize("name", ["a block of each kind", LANGUAGE_MODEL])
-def test_what_is_written_gives_what_the_model_does_at_every_length(name, tmp_path, definition):
-    """Also as an engineer looks at it: sizes that change have names, and the manifest has those of what goes round."""
+def test_an_export_has_the_model_s_results_at_every_length(name, tmp_path, reference_backend):
+    """Dimensions of variable size have names, and the manifest lists the states that a step gets from the last one."""
     if name == LANGUAGE_MODEL:
         model, task = build(LANGUAGE_MODEL, decoder_layers=1, decoder_kernel_size_list=[3])
     else:

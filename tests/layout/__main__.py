@@ -1,4 +1,4 @@
-"""Print who imports whom between the folders, in how many places, and the lines of code of each.
+"""Print each folder's lines of code, and the folders that it imports, with the number of imports.
 
 usage: python -m tests.layout
 """

@@ -1,6 +1,6 @@
-"""Print how often names are fillers, which do not say what a value is (``found``, ``each``), by folder and by name.
+"""Count filler names, which do not say what a value is (such as ``found`` and ``each``), by folder and by name.
 
-usage: python -m tests.layout.names [--all]     --all: each place too
+usage: python -m tests.layout.names [--all]     --all: print every place, too
 """
 
 import ast
@@ -18,7 +18,7 @@ FILLERS = {
     *("they", "this", "those", "told", "two", "wanted", "what", "which", "whole"),
 }
 MOST = 0.01
-"""The largest share of fillers among all names."""
+"""Largest share of fillers among all names that is allowed."""
 
 
 def bindings(path: Path) -> Iterator[tuple[str, int]]:
@@ -33,7 +33,7 @@ def bindings(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def count(show: bool = False) -> tuple[Counter[str], dict[str, Counter[str]]]:
-    """Return the number of names of each folder, and the fillers among them; ``show`` prints the place of each."""
+    """Return the number of names in each folder, and the fillers among them; ``show`` prints where each filler is."""
     totals: Counter[str] = Counter()
     fillers: dict[str, Counter[str]] = {}
     for path in PYTHON:

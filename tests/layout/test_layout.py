@@ -1,4 +1,4 @@
-"""Rules of the tree that no single module can keep."""
+"""Rules for all files of the checkout."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from tests.layout.tree import PYTHON, TRACKED, imported, imports_between_modules
 LAYERS = ["lightconv_plugin.ops", "lightconv_plugin.modules", "lightconv_plugin.models"]
 ROOMS = ["data_prep.common", "data_prep"]
 SCRIPTS = ["scripts.config", "scripts.scoring", "scripts.fairseq_io", "scripts.tables", "scripts.reproduce"]
-# what of this project the files of a package may import: of layers and rooms those before it, and itself
+# the modules of this project that a package's files may import: a layer or room imports itself and those before it
 MAY_IMPORT = {
     **{layer: ["lightconv_plugin.units", *LAYERS[: n + 1]] for n, layer in enumerate(LAYERS)},
     **{room: ROOMS[: n + 1] for n, room in enumerate(ROOMS)},
@@ -21,9 +21,9 @@ MAY_IMPORT = {
     "lightconv_plugin": ["lightconv_plugin"],
     "scripts": [*ROOMS, "lightconv_plugin", "scripts"],
 }
-# these name all operators: for users, and in the table of a vector width
+# files that list all operators: for users, and for a vector width
 GATHERING = ("__init__.py", "vectors.cpp")
-# but this: the check is a command, too
+# the exception: the check is also a command
 UPWARDS = {("scripts/reproduce/__main__.py", "scripts.check.check_first")}
 
 
@@ -44,7 +44,7 @@ def test_imports_point_one_way(package):
                 assert upwards or within(name, *MAY_IMPORT[package]), f"{path} imports {name}"
 
 
-def test_the_papers_operators_are_read_without_the_fused_ones():
+def test_the_papers_operators_do_not_use_the_fused_ones():
     """``ops/fused`` and ``csrc/*/fused`` build on LightConv and DynamicConv, never the other way."""
     files = [path for path in TRACKED if CHECKOUT / "lightconv_plugin" / "ops" in path.parents]
     unfused = [path for path in files if "fused" not in path.parts and path.name not in GATHERING]
@@ -73,6 +73,6 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 def test_names_say_what_they_hold():
-    """Names such as ``found`` or ``each`` say nothing of a value. ``python -m tests.layout.names --all`` lists them."""
+    """Names such as ``found`` say nothing about the value. ``python -m tests.layout.names --all`` lists them."""
     totals, fillers = names.count()
     assert sum(folder.total() for folder in fillers.values()) < names.MOST * totals.total()

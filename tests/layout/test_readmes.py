@@ -30,7 +30,7 @@ MADE = (
     *("work", ".venv", "raw", "prepared", "binarised", "seed", "report.md"),
     *("DATASET", "MODEL", "DIR", "OUT", "IN.", "OUT.", "VENV"),
 )
-"""Beginnings of what commands make, and stand-ins for names: nothing of these is in the checkout."""
+"""Beginnings of paths that commands write, and placeholders: such paths are not in the checkout."""
 
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(CHECKOUT)))
@@ -66,7 +66,7 @@ def expanded(path: str) -> list[str]:
 
 
 def commands(text: str) -> list[tuple[tuple[str, ...], list[str]]]:
-    """Modules and scripts of this project that are called, some with a subcommand, and the options given to each."""
+    """Return the calls of this project's modules and scripts: the command, with its subcommand, and the options."""
     calls = []
     for span in spans(text):
         called = re.search(r"(?:python -m ((?:scripts|data_prep|lightconv_plugin)[\w.]*)|^(scripts/\w+\.sh))(.*)", span)
@@ -109,8 +109,8 @@ def test_every_command_has_the_options_given(page):
     for command, options in commands(page.read_text()):
         module = command[0]
         assert (CHECKOUT / module).is_file() if module.endswith(".sh") else importlib.util.find_spec(module), module
-        # what comes after the options of demo.sh goes to reproduce
-        help_texts = [help_of(*(each.split("|")[0] for each in command))] if options else []
+        # demo.sh passes options to reproduce
+        help_texts = [help_of(*(word.split("|")[0] for word in command))] if options else []
         help_texts += [help_of("scripts.reproduce")] if options and module.endswith("demo.sh") else []
         for option in options:
             assert any(option in text for text in help_texts), f"{page}: {command} {option}"

@@ -1,4 +1,4 @@
-"""Facts that several files state for other tools, such as the version: all state the same."""
+"""Facts that several files state for other tools, such as the version, are the same in all of them."""
 
 import re
 import tomllib
@@ -35,7 +35,7 @@ def test_every_script_of_the_public_ci_exists():
     assert all((CHECKOUT / script).stat().st_mode & 0o100 for script in scripts)
 
 
-def test_the_environment_has_all_extras_but_that_for_looking_at_curves():
+def test_the_environment_has_all_extras_except_tracking():
     extras = re.search(r"\[([\w,]+)\]\"$", (CHECKOUT / "scripts/setup.sh").read_text(), re.MULTILINE)
     assert extras is not None
     assert {*extras[1].split(",")} == {*PROJECT["optional-dependencies"]} - {"tracking"}

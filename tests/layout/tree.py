@@ -1,4 +1,4 @@
-"""The tracked files of the checkout, and who imports whom among them."""
+"""The tracked files of the checkout, and the imports between its modules."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from data_prep.common import CHECKOUT
 
 if not (CHECKOUT / ".git").exists():
-    pytest.skip("this copy of the checkout comes without git, which lists the files", allow_module_level=True)
+    pytest.skip("this copy of the checkout has no .git; git lists the files", allow_module_level=True)
 TRACKED = [
     CHECKOUT / name
     for name in subprocess.run(
@@ -43,9 +43,9 @@ def within(name: str, *packages: str) -> bool:
 
 
 def imports_between_modules(*, without: Collection[tuple[str, str]] = ()) -> dict[str, set[str]]:
-    """Return for each module outside the tests the modules of this project that it imports.
+    """Return the modules of this project that each module imports, for all modules outside the tests.
 
-    ``without`` has pairs of a file and what it imports that are left out.
+    ``without`` are pairs of a file and an import to leave out.
     """
     modules = {
         ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__"): path

@@ -174,7 +174,7 @@ def archive(published: Published, model: Any, args: Namespace, test_set: SmallSe
 def dataset_file(test_set: SmallSet, site: Site, file: Path) -> None:
     """Serve the archives of a test set, and write the dataset with their addresses in place of the real ones."""
     content = yaml.safe_load((FOLDER / f"{test_set.dataset.name}.yaml").read_text())
-    (source,) = (one for source in test_set.dataset.splits["test"] for one in source.expand())
+    (source,) = (member_source for source in test_set.dataset.splits["test"] for member_source in source.expand())
     sides = zip(test_set.dataset.languages, zip(*test_set.test, strict=True), strict=True)
     served = packed(source.file, {source.members[language]: segments(lines) for language, lines in sides})
     content["files"][source.file] = {"urls": [site.add(f"/{source.file}", served)]}

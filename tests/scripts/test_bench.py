@@ -138,7 +138,7 @@ def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, searches_in_
 
 
 def test_both_precisions_take_turns(monkeypatch):
-    """Each model's updates run in its own precision, on batches of several lengths; fairseq's convolutions in fp32 only."""
+    """Each update runs in its own precision, on batches of several lengths; fairseq's convolutions in fp32 only."""
     monkeypatch.setattr(timing, "MIN_TURNS", 2)
     load_plugin()
     entries = training.in_precisions(training.models(16, [2, 1]), ["fp32", "bf16"])
@@ -177,9 +177,9 @@ def test_models_of_other_depths_and_flags_of_fairseq_train():
     args = script.parse(["train", "--vocab-size=40", "--tokens=64", "--seconds=0.01", flags])
     row, _ = records(training.measure(args, CPU, training.models(64, [3, 2], graphs=True)[:2], 64))
     assert (row["words/s"] > 0, row["made by"]) == (True, "kernels")
-    for wrong, message in (("--flags=--nonsense", "unrecognized arguments: --nonsense"), ("--models=heavy", "names none")):
-        with pytest.raises(UserError, match=message):
-            [list(rows) for rows in training.tables(script.parse(["train", wrong]), CPU)]
+    for flag, error in (("--flags=--nonsense", "unrecognized arguments: --nonsense"), ("--models=heavy", "names none")):
+        with pytest.raises(UserError, match=error):
+            [list(rows) for rows in training.tables(script.parse(["train", flag]), CPU)]
 
 
 def test_the_command_prints_tables_of_the_gpu_that_is_named(monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_settings_that_can_be_trained_pass(tmp_path, data, one_language, changes
     checked(tmp_path, "", one_language, LANGUAGE_MODEL)
 
 
-UNITS = "and debian_en_de is in subwords of subword_nmt; set generate.post-process: subword_nmt"
+UNITS = "but debian_en_de has subwords of subword_nmt; set generate.post-process: subword_nmt"
 REFUSED = [
     (CONFIG, "generate: {beam: many}", "fairseq-generate refuses its flags: argument --beam: invalid"),
     (CONFIG, "generate: {beem: 5}", "fairseq-generate refuses its flags: unrecognized arguments: --beem=5"),
@@ -117,11 +117,11 @@ REFUSED = [
     (CONFIG, "generate: {post-process: null}", f"`generate.post-process` is left out, {UNITS}"),
     (CONFIG, "tune: {post-process: [letter]}", f"`tune.post-process` is letter, {UNITS}"),
     (CONFIG, "train: {best-checkpoint-metric: bleu}", "expected one of loss, nll_loss, ppl, which validation report"),
-    (CONFIG, f"train: {{{EVAL_BLEU}}}", "and of bleu more is better: the worst checkpoint would"),
-    (CONFIG, "train: {maximize-best-checkpoint-metric: true}", "is true, and of loss less is better"),
+    (CONFIG, f"train: {{{EVAL_BLEU}}}", "but a higher bleu is better: the worst checkpoint would"),
+    (CONFIG, "train: {maximize-best-checkpoint-metric: true}", "is true, but a lower loss is better"),
     (CONFIG, "average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
     *(
-        (CONFIG, f"{section}: {{{flag}: {given}}}", f"`{section}.{flag}` is {value}, expected {limit}")
+        (CONFIG, f"{section}: {{{flag}: {setting}}}", f"`{section}.{flag}` is {value}, expected {limit}")
         for section, flag, value, limit in (
             ("generate", "beam", 0, "a whole number from 1 on"),
             ("generate", "beam", -2, "a whole number from 1 on"),
@@ -143,7 +143,7 @@ REFUSED = [
             ("train", "max-tokens-valid", "many", "a whole number from 1 on"),
             ("train", "label-smoothing", 2, "a number from 0 to 1"),
         )
-        for given in ([f"[8, {value}]"] if section == "tune" else [value])
+        for setting in ([f"[8, {value}]"] if section == "tune" else [value])
     ),
     *(
         (CONFIG, f"train: {{{flags}}}", f"fairseq-train cannot build the {expected}")

@@ -56,8 +56,8 @@ EVERY, KEEP, AFTER = "save_interval_updates", "keep_interval_updates", "validate
         (config(by="epoch"), {}),  # the length of an epoch is not known
         (config(last=0), {}),
         (config(), {EVERY: 5, "patience": 2}),
-        (config(), {EVERY: 5, **COSINE}),  # averages from update 30 on, where the learning rate is a quarter
-        (config(), {EVERY: 10, **INVERSE_SQRT}),  # averages from update 20 on, where the learning rate is 1.4 times the last
+        (config(), {EVERY: 5, **COSINE}),  # from update 30 on, where the learning rate is a quarter
+        (config(), {EVERY: 10, **INVERSE_SQRT}),  # from update 20 on, where the learning rate is 1.4 times the last
         (config(1), {EVERY: 40, **COSINE, "warmup_updates": 40}),  # one checkpoint: nothing is averaged
         (config(), {EVERY: 10, "lr_scheduler": "reduce_lr_on_plateau"}),
         (config(tune={"last": ["best", 3]}), {EVERY: 10}),

@@ -116,11 +116,11 @@ def test_scores_speed_and_parameters_side_by_side():
     assert ["train.encoder-kernel-size-list", "3,5", "-"] in differences(runs)  # attention has no kernels
     dynamic["config"]["train"].pop("encoder-kernel-size-list")
     light["config"]["train"] |= {"arch": "no_more", "dropout": 0.2, "encoder-kernel-size-list": [3, 5]}
-    assert ["train.encoder-kernel-size-list", "3,7", "3,5"] in differences(runs)  # compared with an architecture that does not exist any more
+    assert ["train.encoder-kernel-size-list", "3,7", "3,5"] in differences(runs)  # no_more does not exist
     assert "do not differ" in as_text(runs[:1], runs[0])
 
 
-def test_the_configured_score_comes_first_and_tokenised_bleu_appears_only_if_it_is_configured():
+def test_the_configured_score_comes_first_and_tokenised_bleu_is_left_out_for_untokenised_text():
     test = {key: [9.0] for key in ("bleu", "chrf", "sacrebleu")}
     runs = [Run(name, record(name, "debian_en_de", test=test)) for name in "ab"]
     assert [*columns(*runs)][1:4] == ["BLEU (tokenised)", "sacreBLEU over a", "sacreBLEU"]

@@ -148,7 +148,7 @@ def test_from_binarised_data_to_a_row(data, finished):
         raw = (data / "prepared" / "raw" / f"test.{language}").read_text()
         assert (seed / "hypotheses" / f"{name}.tok").read_text() == raw.replace(".", " .")
     assert "averaged:3 by update" in test["signature"]
-    assert "Warning" not in (seed / "checkpoints" / "train.log").read_text()  # from hydra and torch, about fairseq's calls
+    assert "Warning" not in (seed / "checkpoints" / "train.log").read_text()  # hydra and torch warn of fairseq's calls
 
     stamps = {name: read_stamp(seed / name) for name in ("checkpoints", "averaged", "hypotheses", "scores")}
     assert "all stages are done" in run_stages(config, data.parent)
@@ -156,13 +156,13 @@ def test_from_binarised_data_to_a_row(data, finished):
 
 
 @pytest.mark.slow
-def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, finished):
+def test_tuning_by_reordering_gives_what_fairseq_generates_with_each_length_penalty(data, finished):
     """For every penalty, reordering one search's hypotheses gives the same as a new search."""
     seed = data / "toy" / "seed1"
     config = data.parent.parent / "tuned.yaml"
     penalties = [0.0, 0.5, 1.0, 2.0]
-    own = CONFIG.replace("beam: 2", "beam: 4").replace("last: 3", "last: 2")
-    config.write_text(f"{own}tune: {{last: [1, 2], lenpen: {penalties}}}\n")
+    text = CONFIG.replace("beam: 2", "beam: 4").replace("last: 3", "last: 2")
+    config.write_text(f"{text}tune: {{last: [1, 2], lenpen: {penalties}}}\n")
     where = ["--checkpoints", str(seed / "checkpoints"), "--data", str(data / "binarised")]
     out = data.parent.parent / "tuned"
     words = [config, *where, "--out", out]
@@ -170,8 +170,10 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
     names = ["model.pt", "tune.csv", "tune.json", "tune.log", "valid"]
     assert sorted(path.name for path in out.glob("[!.]*")) == names
     sweep = read(out / "tune.json")
-    assert [(one["last"], one["lenpen"]) for one in sweep["candidates"]] == list(itertools.product([1, 2], penalties))
-    assert sweep["score"] == max(one["score"] for one in sweep["candidates"])
+    assert [(trial["last"], trial["lenpen"]) for trial in sweep["candidates"]] == list(
+        itertools.product([1, 2], penalties)
+    )
+    assert sweep["score"] == max(trial["score"] for trial in sweep["candidates"])
     assert len((out / "tune.csv").read_text().splitlines()) == 9
     chosen = {**sweep["chosen"]}
     for lenpen in {2.0, chosen["lenpen"]}:
@@ -179,7 +181,7 @@ def test_tuning_finds_what_fairseq_generates_with_each_length_penalty(data, fini
         (out / "again.json").write_text(json.dumps({"chosen": chosen | {"lenpen": lenpen}}))
         model = ["--model", str(out / "model.pt"), "--tuned", str(out / "again.json"), "--subset", "valid"]
         run(generate.main, config, *where[2:], *model, "--out", again)
-        scores = {one["lenpen"]: one["score"] for one in sweep["candidates"] if one["last"] == chosen["last"]}
+        scores = {trial["lenpen"]: trial["score"] for trial in sweep["candidates"] if trial["last"] == chosen["last"]}
         lines = [(again / name).read_text().splitlines() for name in ("hypotheses.tok", "reference.tok")]
         assert metric(load_config(config))(*lines) == scores[lenpen]
         if lenpen == chosen["lenpen"]:
@@ -240,8 +242,8 @@ def test_every_line_is_answered_at_once_and_faulty_lines_are_reported(data, mode
     first_part = " ".join(long.split()[:39]).encode()
     assert answers[31:] == ask(model, b"\n".join([b"one two\xef\xbf\xbd three four.", b"", first_part, b"one two"]))
     warned = err.decode().splitlines()  # nothing is printed by libraries
-    parts = ["32: not UTF-8", "34: 120 tokens, and the model takes 39: the rest was left out"]
-    assert [line[: len(part) + 5] for line, part in zip(warned, parts, strict=True)] == [f"line {part}" for part in parts]
+    notes = ["32: not UTF-8", "34: 120 tokens, and the model takes 39: the rest was left out"]
+    assert [line[: len(note) + 5] for line, note in zip(warned, notes, strict=True)] == [f"line {n}" for n in notes]
     assert ask(model, "\n".join(good[:9]).encode(), "--batch-size", "7") == answers[:9]
 
 
@@ -264,7 +266,7 @@ def test_a_search_is_in_the_precision_asked_for(precision, model, monkeypatch, c
 @pytest.mark.slow
 @pytest.mark.skipif(lacking("int8") is not None, reason="no units for int8")
 def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path, ask):
-    """int8 is in the log, the facts of generation and the signature of the scores; scripts.translate has it as an option."""
+    """The log, generation.json and the scores' signature state int8; scripts.translate has it as an option."""
     config = tmp_path / "int8.yaml"
     config.write_text(CONFIG.replace("generate: {", "generate: {precision: int8, "))
     where = ["--data", data / "binarised", "--model", model, "--prepared", data / "prepared", "--out"]
@@ -287,9 +289,9 @@ def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path,
 
 @pytest.mark.slow
 def test_every_interface_gives_the_same_translations(data, finished, model, ask, hypotheses):
-    """fairseq-generate, -interactive, the hub, and scripts.translate options a run and options a checkpoint; ONNX: tests/export."""
+    """fairseq-generate, -interactive, the hub, and scripts.translate of a run and a checkpoint. ONNX: tests/export."""
     output = read_lines(data / "toy" / "seed1" / "hypotheses" / "hypotheses.tok")
-    assert len(set(output)) > 10  # 30 options 30 in each options nine runs: three seeds, with AVX-512, AVX2 and without
+    assert len(set(output)) > 10  # 30 of 30 in each of nine runs: three seeds, with AVX-512, AVX2 and without
     settings = find_trained(data / "toy").generate | {"batch-size": 1}
     command = generate_command(load_config(finished[0]), settings, data / "binarised", model, "test", gpu=False)
     position, units = command.index("fairseq_cli.generate"), read_lines(data / "prepared" / "test.en")

@@ -46,7 +46,7 @@ def test_the_other_sections_run_if_one_fails_which_the_next_call_repeats(run, tm
     assert "info: passed before" in process.stdout
     calls = (tmp_path / "calls").read_text().splitlines()
     assert [call.split()[1] for call in calls].count("lightconv_plugin.info") == 1
-    assert "pip" not in " ".join(calls), "the script must install nothing into the user's environment: there may be no network"
+    assert "pip" not in " ".join(calls), "nothing is installed into the user's environment: there may be no network"
 
 
 @pytest.mark.parametrize(("part", "sections"), [("1", 10), ("2", 4)])
@@ -63,7 +63,7 @@ def test_the_rehearsal_of_a_part_calls_every_section(part, sections, run, tmp_pa
     ("options", "message"),
     [
         ([], "torch sees no CUDA device here; --device cpu rehearses on a CPU"),
-        (["--device=cpu", "--x"], "--x is no option"),
+        (["--device=cpu", "--x"], "--x is not an option"),
         (["--device=cpu", "--only=info,test"], "--only test: the sections of part 1 are info compile new"),
         (["--device=cpu", "--part=3"], "--part 3: expected 1 or 2"),
     ],

@@ -27,7 +27,7 @@ def rouge(hypotheses, references):
 
 
 def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
-    # 8 of 9 words, 6 of 7 pairs, 4 of 5 threes, 3 of 4 fours; as long as the reference
+    # 8 of 9 words, 6 of 7 bigrams, 4 of 5 trigrams and 3 of 4 4-grams match; the lengths are equal
     scores, details = bleu(["the cat sat on the mat .", "a dog"], ["the cat sat on the mat !", "a dog"])
     assert scores == {"bleu": pytest.approx(100 * (8 / 9 * 6 / 7 * 4 / 5 * 3 / 4) ** 0.25, abs=1e-9)}
     assert "tok:none|smooth:none" in details["bleu"]["signature"]
@@ -39,7 +39,7 @@ def test_tokenised_bleu_is_the_geometric_mean_of_hand_counted_precisions():
 
 
 def test_real_text_scores_what_multi_bleu_prints_with_compounds_and_without():
-    """Hypotheses lack every ninth word; the scores are those that multi-bleu.perl prints."""
+    """Hypotheses lack every ninth word. multi-bleu.perl printed the expected scores."""
     references = GERMAN.read_text(encoding="utf-8").splitlines()
     hypotheses = [
         " ".join(word for place, word in enumerate(line.split()) if (place + number) % 9)
@@ -71,13 +71,13 @@ def test_compounds_are_split_as_by_the_one_liner_behind_the_published_figures(li
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF)))
-def test_words_are_parted_at_the_blanks_of_ascii_alone(line):
+def test_words_are_split_at_ascii_space_characters_alone(line):
     expected = [word for word in line.translate(dict.fromkeys(map(ord, "\t\n\r\f\v"), " ")).split(" ") if word]
     back = {code: chr(code - 0xF0000) for code in range(0xF0000, 0x100000)}
     assert [word.translate(back) for word in words([line])[0].split()] == expected
 
 
-def test_text_as_people_write_it_is_scored_beside():
+def test_detokenised_text_is_scored_too():
     plain, chinese = with_steps({"tokenise": {"escape": False}}), "提供 GNOME 的 开发 文件 （ 版本 3.2 ） ， 和 文档 。"
     for language, dataset, tokens, text in (
         ("de", with_steps("tokenise"), "das ist gut , sagte er .", "das ist gut, sagte er."),
@@ -95,7 +95,7 @@ def test_text_as_people_write_it_is_scored_beside():
     for key, part in (("sacrebleu", "case:mixed|eff:no|tok:13a"), ("chrf", "nc:6|nw:0"), ("ter", "case:lc|tok:tercom")):
         assert part in details[key]["signature"]
     scores, details = evaluate(measures({}, "de"), wrong, right)
-    assert scores["ter"] == pytest.approx(100 * 2 / 5)  # two of the five words as tercom splits them
+    assert scores["ter"] == pytest.approx(100 * 2 / 5)  # two of five words, as tercom splits the text
     assert 0 < scores["chrf"] < 100
 
 
@@ -108,7 +108,7 @@ def test_chinese_is_scored_by_the_character():
     assert scores["ter"] == pytest.approx(100 / 5)
 
 
-def test_text_without_case_is_compared_without_case():
+def test_lower_cased_hypotheses_are_compared_without_case():
     lower, written = Side([], ["das ist gut, sagte er."]), Side([], ["Das ist gut, sagte Er."])
     for lowercase, expected in ((True, 100), (False, 100 * (5 / 7 * 3 / 6 * 2 / 5 * 1 / 4) ** 0.25)):
         by_key = {"sacrebleu": measures({}, "de", lowercase=lowercase)["sacrebleu"]}
@@ -126,7 +126,7 @@ def test_text_without_case_is_compared_without_case():
     ],
 )
 def test_a_perfect_hypothesis_in_lower_case_scores_100(language, written, section):
-    """The hypothesis is made from tokens of the step ``lowercase``; the reference is plain text."""
+    """Hypotheses are lower-cased tokens, detokenised, and lower-cased text; the reference is plain text."""
     tokens = tokenise.tokeniser(language=language, escape=False)(written)
     dataset = with_steps({"tokenise": {"escape": False}})
     for hypothesis in (detokeniser(language, dataset)(to_lower(tokens)), to_lower(written)):
@@ -143,7 +143,7 @@ def test_escapes_and_lower_case_follow_from_the_dataset():
         ([{"tokenise": {"moses": "2018-10"}}, {"lowercase": {"languages": ["en"]}}], True, False),
         (["tokenise", {"lowercase": {"languages": ["de"]}}], True, True),
         (["save_raw", "lowercase"], False, True),
-        ([], True, False),  # prepared by others
+        ([], True, False),  # the text was prepared by others
     ):
         dataset = with_steps(*steps)
         assert (escapes(dataset), lowercases(dataset, "de")) == (escaped, lower)
@@ -157,7 +157,7 @@ def test_unequal_or_empty_sides_are_refused():
 
 
 def test_rouge_is_the_mean_of_hand_counted_f1():
-    # words: 3 of 4 against 3 of 5; pairs: 1 of 3 against 1 of 4; longest common subsequence: 3
+    # matches of hypothesis and reference: 3 of 4 and 3 of 5 words; 1 of 3 and 1 of 4 bigrams; common subsequence: 3
     first = rouge(["cats sat on mats"], ["a cat sat quietly on"])
     assert first["rouge1"] == pytest.approx(100 * 2 * 3 / (4 + 5))
     assert first["rouge2"] == pytest.approx(100 * 2 * 1 / (3 + 4))
@@ -170,7 +170,7 @@ def test_rouge_is_the_mean_of_hand_counted_f1():
     assert "stem:porter|L:summary|rouge-score:" in detail["signature"]
 
 
-SCRIPTS = {  # a sentence, and the same with one word of about ten changed
+SCRIPTS = {  # a sentence, and the sentence with one of about ten words changed
     "zh_CN": ("我们今天在学校里学习一个简单的句子。", "我们今天在学校里学习一个复杂的句子。"),
     "ja": ("わたしたちは今日学校でこれを簡単に学びます。", "わたしたちは今日学校でこれを簡潔に学びます。"),
     "ko": ("이것은 하나 둘 셋 넷 다섯 여섯 일곱 여덟", "이것은 하나 둘 셋 넷 다섯 여섯 백 여덟"),
@@ -196,7 +196,7 @@ def test_every_script_has_plausible_scores(language):
         for text in (right, changed):
             scores, details = evaluate(by_key, Side([text], [text]), Side([right], [right]))
             if language in ("zh_CN", "ja", "th"):
-                scores.pop("bleu", None)  # for tokenised BLEU the line has one or two words
+                scores.pop("bleu", None)  # tokenised BLEU sees one or two words in the line
             right_share = {key: 100 - score if key == "ter" else score for key, score in scores.items()}
             for key, share in right_share.items():
                 assert share == pytest.approx(100) if text == right else 30 < share < 100, key
@@ -216,8 +216,8 @@ def test_rouge_of_english_is_that_of_the_package(language):
     assert "tok:" not in details["rouge1"]["signature"]
 
 
-def test_rouge_l_counts_sentence_by_sentence_and_rouge_has_no_eye_for_case_and_punctuation():
-    """The sentences in another order: as one line only the longer of the two is a common subsequence."""
+def test_rouge_l_counts_sentence_by_sentence_and_rouge_ignores_case_and_punctuation():
+    """With sentences in another order; in one line, only the longer one is a common subsequence."""
     reference = "one two three ¶ four five"
     assert rouge(["four five ¶ one two three"], [reference])["rougeL"] == pytest.approx(100)
     assert rouge(["four five one two three"], [reference.replace(" ¶", "")])["rougeL"] == pytest.approx(60)
@@ -235,13 +235,13 @@ def test_a_search_is_tuned_on_the_bleu_that_is_named_or_the_mean_of_rouge():
     split, _ = bleu(hypotheses, references, metric="bleu_compounds")
     assert split["bleu_compounds"] > split["bleu"]
     assert metric(config(metric="bleu_compounds"))(hypotheses, references) == pytest.approx(split["bleu_compounds"])
-    # the marks stand apart in tokens, and at their words in text; 13a parts them again
-    text = metric(config("wmt17_zh_en", metric="sacrebleu"))
-    assert text(["R &amp; D , in a ( small ) house ."], ["R & D , in a ( small ) house ."]) == pytest.approx(100)
+    # punctuation is separate in tokens and attached in text; 13a separates it again
+    sacrebleu = metric(config("wmt17_zh_en", metric="sacrebleu"))
+    assert sacrebleu(["R &amp; D , in a ( small ) house ."], ["R & D , in a ( small ) house ."]) == pytest.approx(100)
     assert metric(config())(["R &amp; D , in a small house ."], ["R & D , in a small house ."]) < 80
-    of = metric(config("debian_summaries", metric="rouge"))
-    assert of(["cats sat on mats"], ["a cat sat quietly on"]) == pytest.approx(100 * (6 / 9 + 2 / 7 + 6 / 9) / 3)
-    # own_text's escape: false; wmt16_en_de escapes, and the name of an escape is no word
+    rouge = metric(config("debian_summaries", metric="rouge"))
+    assert rouge(["cats sat on mats"], ["a cat sat quietly on"]) == pytest.approx(100 * (6 / 9 + 2 / 7 + 6 / 9) / 3)
+    # debian_en_de does not escape, so amp is a word here; wmt16_en_de does, so it stands for &
     assert metric(config(metric="rouge"))(["R &amp; D"], ["R D"]) < 100
     assert metric(config("wmt16_en_de", metric="rouge"))(["R &amp; D"], ["R D"]) == pytest.approx(100)
     with pytest.raises(UserError, match="only BLEU and ROUGE"):

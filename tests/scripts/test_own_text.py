@@ -1,4 +1,4 @@
-"""Tests of scripts.own_text: two text files become a dataset and a configuration for the other commands."""
+"""scripts.own_text: two text files become a dataset and a configuration for the other commands."""
 
 import os
 import random
@@ -42,7 +42,7 @@ WORDS = {
 
 
 def corpus(folder: Path, language: str, count: int = 600) -> tuple[Path, Path]:
-    """Pairs of English and another language, of which German alone puts spaces between words."""
+    """Write pairs of English and another language; of these, only German has spaces between words."""
     draw = random.Random(1)
     files = folder / f"a.{language}", folder / "my text's.en"
     lines: tuple[list[str], list[str]] = [], []
@@ -69,7 +69,7 @@ def checkout(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(checkout) -> Callable[..., Path]:
-    """Call the command with two files; returns the path of the dataset's YAML."""
+    """Return a function that calls the command with two files, and returns the path of the dataset's YAML."""
 
     def called(src: Path, tgt: Path, source: str, target: str = "en", name: str = "mine", *more: str) -> Path:
         own_text.main([name, "--src", str(src), "--tgt", str(tgt), "--source", source, "--target", target, *more])
@@ -87,7 +87,7 @@ def change(path: Path, pattern: str, new: str) -> None:
 
 
 def prepared(dataset: Path, checkout: Path) -> list[dict[str, Any]]:
-    """Prepare the text with few units; return what each step did."""
+    """Prepare the text with few subwords; return the counts of each step."""
     change(dataset, "units: 2000", "units: 90")
     download(load_dataset(str(dataset)), raw=None, out=checkout / "raw")
     prepare(load_dataset(str(dataset)), raw=checkout / "raw", out=checkout / "out", workers=1)
@@ -116,7 +116,7 @@ def test_any_path_is_read_back_from_the_dataset_s_file(name, checkout, call):
 
 @pytest.mark.parametrize("language", WORDS)
 def test_nothing_of_a_good_text_is_lost(language, checkout, call):
-    """The dataset's file knows where the text lies."""
+    """The dataset's file names the text files, given here by a relative and an absolute path."""
     src, tgt = corpus(checkout, language)
     path = call(src.relative_to(checkout), tgt, language)
     config = config_of(path)
@@ -124,7 +124,7 @@ def test_nothing_of_a_good_text_is_lost(language, checkout, call):
     assert not any(entry.get("dropped") for entry in prepared(path, checkout))
 
 
-def test_the_command_goes_on_or_prints_the_one_that_does(checkout, call, monkeypatch, capsys):
+def test_the_command_starts_the_run_or_prints_the_command_for_it(checkout, call, monkeypatch, capsys):
     ran = list[list[str]]()
     monkeypatch.setattr(own_text.reproduce, "main", ran.append)
     files = corpus(checkout, "de", 20)
@@ -135,16 +135,16 @@ def test_the_command_goes_on_or_prints_the_one_that_does(checkout, call, monkeyp
     call(*files, "de", "en", "elsewhere")
     command = capsys.readouterr().out.splitlines()[-1]
     shown = subprocess.run(f"{command} --print", shell=True, capture_output=True, text=True, check=False)
-    assert shown.stderr.startswith("error: no dataset 'elsewhere' (")  # of the tests' checkout
+    assert shown.stderr.startswith("error: no dataset 'elsewhere' (")  # the printed command uses the real checkout
 
 
 def test_a_project_has_all_files_in_its_own_folder(checkout, call, monkeypatch, capsys):
-    """It says where the files go, writes nothing to the checkout, and its run's record leads back to the dataset."""
+    """It prints the folder of results, and writes nothing to the checkout; the run's record leads to the dataset."""
     (project := checkout / "my project").mkdir()
     files = corpus(project, "de")
     in_checkout = sorted(checkout.rglob("*"))
     monkeypatch.chdir(project)
-    name = "dynamicconv"  # a dataset may be called as the model is
+    name = "dynamicconv"  # a dataset may have the name of the model
     call(*files, "de", "en", name, "--project", ".")
     assert "results will be in work/dynamicconv\n" in capsys.readouterr().out
     config = load_config(Path("configs") / name / "dynamicconv.yaml")
@@ -166,7 +166,7 @@ def test_a_project_has_all_files_in_its_own_folder(checkout, call, monkeypatch, 
     ]
 
 
-def test_outside_of_the_checkout_it_says_that_it_writes_there(checkout, call, tmp_path_factory, monkeypatch, capsys):
+def test_outside_of_the_checkout_it_prints_that_it_writes_there(checkout, call, tmp_path_factory, monkeypatch, capsys):
     files = corpus(tmp_path_factory.mktemp("text"), "de", 20)
     monkeypatch.chdir(files[0].parent)
     call(*files, "de")
@@ -186,7 +186,7 @@ def two_sides(pairs: int, words: list[int]) -> tuple[Side, Side]:
     return Side(Path("a"), "de", lines=pairs, words=words), Side(Path("b"), "en", lines=pairs, words=[10] * len(words))
 
 
-def test_words_that_are_others_to_yaml(checkout, call):
+def test_names_that_yaml_reads_as_other_types(checkout, call):
     path = call(*corpus(checkout, "de", 20), source="no", name="2024")
     dataset = load_dataset(str(path))
     plan(dataset, checkout)
@@ -216,7 +216,7 @@ def test_wrong_input_is_refused(checkout, call, capsys):
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("pairs", [300, 800, 3000, 20_000, 200_000, 2_000_000, 40_000_000])
 def test_twenty_checkpoints_are_validated_and_no_mean_reaches_high_learning_rates(pairs, gpu, checkout):
-    """The model of a GPU is the paper's."""
+    """With a GPU, the model is one of the paper's."""
     path = checkout / "configs" / "mine" / "dynamicconv.yaml"
     path.parent.mkdir()
     sides = two_sides(pairs, [20] * 100)
@@ -230,7 +230,7 @@ def test_twenty_checkpoints_are_validated_and_no_mean_reaches_high_learning_rate
     check_checkpoints(config, args)
     assert args.max_update / args.save_interval_updates == 20
     assert args.validate_interval_updates == args.save_interval_updates
-    assert min(args.save_interval, args.validate_interval) > args.max_update  # an epoch is an update or more
+    assert min(args.save_interval, args.validate_interval) > args.max_update  # even with an update per epoch
     assert config.averaged == ["best", 1, 3, 5]
 
 
@@ -256,12 +256,12 @@ SENTENCES = {
     "uk": "Комп'ютер і м’ясо об'єднані: «так».",
     "zho_Hant": "你好，世界！這是「短句」：約翰·史密斯買了５ｍ²（½）……",
 }
-"""With the marks, joiners and quotes of the script, and characters that NFKC would change."""
+"""Sentences with the punctuation, joiners and quotes of a script, and characters that NFKC would change."""
 
 
 @pytest.mark.parametrize("target", SENTENCES)
 def test_a_perfect_translation_scores_100(target, tmp_path):
-    """The text of the test set as it is prepared, its units joined and its words written as people do."""
+    """The references are prepared as a test set is, their subwords joined, and the text detokenised."""
     references, codes = [f"{SENTENCES[target]} {n}" for n in range(20)], tmp_path / "codes"
     with pytest.raises(sentencepiece.TooManyUnits) as refusal:
         sentencepiece.learn(iter(references), units=1000)
@@ -275,7 +275,7 @@ def test_a_perfect_translation_scores_100(target, tmp_path):
         assert metric.metric.corpus_score(back, [references]).score == pytest.approx(100), f"{back[0]}\n{references[0]}"
 
 
-def test_a_package_that_is_missing_is_said_with_the_way_to_have_it(tmp_path):
+def test_the_error_for_a_missing_package_names_the_command_that_installs_it(tmp_path):
     (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "scripts.own_text", "x"]

@@ -17,8 +17,8 @@ HALF = math.log(0.5)
         (None, "na i [ve a </s>"),
     ],
 )
-def test_a_perplexity_is_of_words_and_that_of_their_units_stands_beside_it(start, units, line):
-    """Four units and the end are three words, the end among them: a word has 5/3 bits."""
+def test_perplexity_per_word_and_per_subword(start, units, line):
+    """Four subwords and the end symbol, of 1 bit each, are three words with the end symbol: 5/3 bits per word."""
     output = EvaluationOutput(units)
     probable = "\t".join(f"{unit} [{HALF:.6f}]" for unit in line.split())
     for printed in ("INFO:fairseq_cli.eval_lm:{'_name': None, 'a': [1]}", f"{start}{probable}", *ENDING):

@@ -1,4 +1,4 @@
-"""Pictures: what is read from logs, models and records, and files that are drawn from them."""
+"""Pictures: the values read from logs, models and records, and the files that are drawn from them."""
 
 import csv
 import json
@@ -48,7 +48,7 @@ def log(folder: Path, *lines: str) -> Path:
 
 
 def training(work: Path, name: str, seed: int = 1, offset: float = 0.0) -> None:
-    """A training of 100 updates that is validated twice."""
+    """Write the log of a training of 100 updates with two validations."""
     lines = [inner(n, 10 - n / 20 + offset, 60.0 * n / 10) for n in range(10, 101, 10)]
     log(
         work / "toy" / name / f"seed{seed}" / "checkpoints",
@@ -69,10 +69,10 @@ def texts(svg: Path) -> list[str]:
 
 
 def test_a_resumed_training_is_one_curve():
-    """Updates that a kill lost are repeated: their tokens and losses count once, their time twice."""
-    begun = [STARTS, inner(10, 9.0, 60.0), inner(20, 8.0, 120.0), valid(20, 8.5), inner(30, 7.0, 180.0)]
+    """Updates that a kill lost are repeated: their tokens and losses count once, their time both times."""
+    started = [STARTS, inner(10, 9.0, 60.0), inner(20, 8.0, 120.0), valid(20, 8.5), inner(30, 7.0, 180.0)]
     resumed = [STARTS, inner(30, 7.5, 60.0), '2026 | INFO | train_inner | {"lo', inner(40, 6.5, 120.0), valid(40, 6.6)]
-    curves = losses.read_curves([*begun, *resumed], "run")
+    curves = losses.read_curves([*started, *resumed], "run")
     assert [(p.update, p.tokens, p.minutes, p.loss) for p in curves.train] == [
         (10, 1000, 1, 9.0),
         (20, 2000, 2, 8.0),
@@ -114,7 +114,8 @@ def test_the_picture_of_losses_names_each_configuration_once(tmp_path, capsys):
     out, table = tmp_path / "out" / "losses.svg", tmp_path / "losses.csv"
     main(["losses", str(tmp_path / "toy"), "--out", str(out), "--by", "minutes", "--csv", str(table)])
     written = texts(out)
-    assert [text for text in written if "seeds" in text] == ["light (2 seeds)", "dynamic (2 seeds)"]  # as curves lie
+    # the legend has the order of the curves
+    assert [text for text in written if "seeds" in text] == ["light (2 seeds)", "dynamic (2 seeds)"]
     assert {"training", "validation", "minutes", "learning rate (10⁻³)", "loss (bits per token)"} <= {*written}
     assert "dynamic, seed 2: 100 updates, the last validation loss 5.200" in capsys.readouterr().out
     rows = list(csv.DictReader(table.open()))
@@ -144,7 +145,7 @@ def test_twenty_runs_with_long_names_make_a_small_file(tmp_path):
     assert names[0] in written
 
 
-def test_a_training_without_validation_or_that_diverges_is_drawn(tmp_path):
+def test_a_training_that_has_no_validation_or_diverges_is_drawn(tmp_path):
     log(tmp_path / "new", inner(5, 9.0, 1.0))
     log(tmp_path / "wild", inner(5, 9.0, 1.0), valid(5, math.nan), inner(10, math.inf, 2.0))
     for name in ("new", "wild"):
@@ -161,7 +162,7 @@ def test_a_training_without_validation_or_that_diverges_is_drawn(tmp_path):
         (["kernels", "nowhere"], "there is no nowhere"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(words, message, tmp_path, monkeypatch):
+def test_the_error_names_what_cannot_be_drawn(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log(tmp_path / "empty")
     with pytest.raises(UserError, match=message):
@@ -228,8 +229,8 @@ def trained(request, words, tmp_path, monkeypatch) -> Trained:
     pair = ["--source-lang", "de", "--target-lang", "en"] if task == "translation" else []
     cfg = convert_namespace_to_omegaconf(training_arguments(["--task", task, *pair, *flags.split()]))
     torch.manual_seed(1)
-    of_task = TASK_REGISTRY[task](cfg.task, words, *([words] if pair else []))
-    model = of_task.build_model(cfg.model)
+    built_task = TASK_REGISTRY[task](cfg.task, words, *([words] if pair else []))
+    model = built_task.build_model(cfg.model)
     history = [{"criterion_name": "C", "optimizer_name": "O", "lr_scheduler_state": {}, "num_updates": 1}]
     settings = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     state = {"args": None, "cfg": settings, "model": model.state_dict(), "optimizer_history": history}
@@ -248,8 +249,8 @@ def trained(request, words, tmp_path, monkeypatch) -> Trained:
 @pytest.mark.parametrize(
     ("trained", "shapes", "labels"),
     [
-        # of each layer: offsets, and (T, H, K); the encoder reads four units, the decoder five. A unit of the source
-        # labels the encoder's kernels, if these depend on it, and two matrices of attention
+        # per layer: the first and last offset, and (T, H, K); the encoder reads four subwords, the decoder five.
+        # A subword of the source labels two matrices of attention, and dynamic kernels of the encoder
         ("dynamic", [(-1, 1, (4, 4, 3)), (-2, 2, (4, 4, 5)), (-2, 0, (5, 4, 3)), (-4, 0, (5, 4, 5))], 3),
         ("mixed", [(-1, 1, (4, 3)), (-2, 2, (4, 5)), (-2, 0, (5, 4, 3)), (-4, 0, (5, 4, 5))], 2),
         ("attention", [], 2),
@@ -292,7 +293,7 @@ def test_kernels_of_lightconv_need_no_line(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("trained", ["dynamic", "language"], indirect=True)
-def test_without_a_line_one_of_the_test_set_is_read(trained, tmp_path):
+def test_without_a_line_the_model_reads_one_of_the_test_set(trained, tmp_path):
     with pytest.raises(UserError, match=r"no prepared test\.de beside .* give one with --text"):
         read(trained, None, attention=False)
     (tmp_path / "test.de").write_text("Katze\n" + " ".join(["eine"] * 7) + "\n")
@@ -315,7 +316,7 @@ def test_a_picture_that_a_model_does_not_have_is_refused(trained, text, attentio
         read(trained, text, attention=attention)
 
 
-def test_the_command_prints_what_was_read_and_written(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_the_source_and_the_translation(tmp_path, monkeypatch, capsys):
     layer = Layer("encoder", 1, range(-1, 2), np.full((2, 4, 3), 1 / 3))
     read_by_model = Reading([layer], ["a", CHINESE], ["</s>", "b"], ["b", "</s>"])
     monkeypatch.setattr(reading, "read", lambda trained, text, attention: read_by_model)
@@ -325,8 +326,8 @@ def test_the_command_prints_what_was_read_and_written(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_kernels_of_a_large_model_stay_below_the_size_of_a_page(signed, tmp_path):
-    """And kernels that are no distribution have no entropy."""
+def test_kernels_of_a_large_model_make_a_small_file(signed, tmp_path):
+    """Kernels with negative weights are no distribution and have no entropy."""
     random = np.random.default_rng(1)
     drawn = random.standard_normal((30, 4, 31)) if signed else random.dirichlet(np.ones(31), (30, 4))
     layers = [Layer(side, n, range(-15, 16), drawn) for side in ("encoder", "decoder") for n in (1, 2, 3)]
@@ -341,7 +342,7 @@ def test_kernels_of_a_large_model_stay_below_the_size_of_a_page(signed, tmp_path
 
 
 def scored(name: str, data: str, spoilt: int, seeds: int = 2, **over: Any) -> dict[str, Any]:
-    """A record whose hypotheses have so many wrong lines of forty."""
+    """Return a record whose hypotheses have ``spoilt`` plus the seed wrong lines of forty."""
     metric = measures({"metric": "bleu"}, "de")["sacrebleu"].metric
     references = [f"Satz {number} sagt, dass Katze {number} auf einer Matte sitzt." for number in range(40)]
     made = record(name, data, **over)
@@ -354,7 +355,7 @@ def scored(name: str, data: str, spoilt: int, seeds: int = 2, **over: Any) -> di
     return made
 
 
-def test_scores_stand_beside_the_papers_the_best_first(tmp_path):
+def test_scores_are_compared_with_the_papers_the_best_first(tmp_path):
     by_length = [
         {"from": length, "lines": 9, "sentences_per_second": {"mean": 99 / length, "std": None, "n": 1}}
         for length in (9, 50)
@@ -371,15 +372,15 @@ def test_scores_stand_beside_the_papers_the_best_first(tmp_path):
     written = texts(out)
     assert [text for text in written if text in ("dynamicconv", "lightconv", "mine")] == [
         *(["dynamicconv", "lightconv", "mine"] * 2),
-        "dynamicconv",  # of the speed, in the legend
+        "dynamicconv",  # in the legend of the speed
     ]
     assert {"sacreBLEU on iwslt14_de_en_2018", "BLEU (tokenised) on iwslt14_de_en_2018", "the paper's"} <= {*written}
     assert "perplexity on debian_lm (lower is better)" in written
     assert {"each seed", "transformer", "shortest source line of the batch, in subwords"} <= {*written}
-    assert sum("[" in text for text in written) == 4  # intervals: of tokenised BLEU there are no counts of lines
+    assert sum("[" in text for text in written) == 4  # intervals: tokenised BLEU has no counts per line
 
 
-def test_records_without_scores_and_of_one_name_are_told_apart(tmp_path):
+def test_records_without_scores_are_refused_and_those_of_one_name_are_labelled_by_path(tmp_path):
     with pytest.raises(UserError, match="none of these runs has test scores"):
         main(["scores", str(write(tmp_path, record("m"))), "--out", str(tmp_path / "s.svg")])
     paths = [write(tmp_path / work, scored("m", "debian_en_de", 1)) for work in ("a", "b")]

@@ -21,34 +21,34 @@ from scripts.fairseq_io.precision import (
 
 CPU, GPU = Devices(gpu=False, count=1), Devices(gpu=True, count=1)
 NO_LIBRARY, SLOW = "its library could not be compiled", "its units are slow"
-FAST = "auto takes bf16: this processor has fast units for it"
+FAST = "auto is bf16: this processor has fast units for it"
 OURS, THEIRS = {"arch": "pla_dynamicconv_small"}, {"arch": "transformer_iwslt_de_en"}
-NOT_OURS = "takes fp32: on a CPU fairseq's own models compute in nothing else"
+NOT_OURS = "falls back to fp32: on a CPU fairseq's own models compute in nothing else"
 
 
 @pytest.mark.parametrize(
-    ("asked", "devices", "train", "lacking", "slower", "taken"),
+    ("asked", "devices", "train", "lacking", "slower", "expected"),
     [
         ("fp16", GPU, OURS, None, None, ("fp16",)),  # the paper's fp16 stays fp16
         ("bf16", GPU, OURS, None, None, ("bf16",)),
         ("auto", GPU, OURS, None, None, ("fp16", "auto is fp16 on a GPU")),
-        ("fp16", CPU, OURS, None, None, ("fp32", "fp16 is for GPUs, and torch sees none: it is fp32")),
+        ("fp16", CPU, OURS, None, None, ("fp32", "fp16 falls back to fp32: it needs a GPU, and torch sees none")),
         ("bf16", CPU, OURS, None, SLOW, ("bf16",)),
         ("auto", CPU, OURS, None, None, ("bf16", FAST)),
-        ("auto", CPU, {}, None, None, ("bf16", FAST)),  # of a published model no flags are known
-        ("auto", CPU, OURS, None, SLOW, ("fp32", f"auto takes fp32: {SLOW}")),
-        ("bf16", CPU, OURS, NO_LIBRARY, NO_LIBRARY, ("fp32", f"bf16 takes fp32: {NO_LIBRARY}")),
+        ("auto", CPU, {}, None, None, ("bf16", FAST)),  # the flags of a published model are not known
+        ("auto", CPU, OURS, None, SLOW, ("fp32", f"auto falls back to fp32: {SLOW}")),
+        ("bf16", CPU, OURS, NO_LIBRARY, NO_LIBRARY, ("fp32", f"bf16 falls back to fp32: {NO_LIBRARY}")),
         ("bf16", CPU, THEIRS, None, None, ("fp32", f"bf16 {NOT_OURS}")),
         ("auto", CPU, THEIRS, None, None, ("fp32", f"auto {NOT_OURS}")),
     ],
 )
-def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, train, lacking, slower, taken):
+def test_the_precision_of_a_training(monkeypatch, asked, devices, train, lacking, slower, expected):
     monkeypatch.setattr(precision, "processor_reasons", lambda: {"bf16": lacking, "slower": slower})
-    assert take_precision(asked, train, gpu=devices.gpu, auto_on_gpu="fp16") == PrecisionChoice(*taken)
+    assert take_precision(asked, train, gpu=devices.gpu, auto_on_gpu="fp16") == PrecisionChoice(*expected)
 
 
 @pytest.mark.parametrize(
-    ("asked", "train", "gpu", "lacking", "taken"),
+    ("asked", "train", "gpu", "lacking", "expected"),
     [
         ("auto", OURS, True, None, ("fp32", "auto is fp32 on a GPU")),
         ("fp16", OURS, True, None, ("fp16",)),
@@ -56,9 +56,9 @@ def test_what_is_taken_of_what_is_asked_for(monkeypatch, asked, devices, train, 
         ("int8", {}, False, None, ("int8",)),
     ],
 )
-def test_the_precision_of_a_search(monkeypatch, asked, train, gpu, lacking, taken):
+def test_the_precision_of_a_search(monkeypatch, asked, train, gpu, lacking, expected):
     monkeypatch.setattr(precision, "processor_reasons", lambda: {"int8": lacking})
-    assert take_search_precision(asked, train, gpu=gpu) == PrecisionChoice(*taken)
+    assert take_search_precision(asked, train, gpu=gpu) == PrecisionChoice(*expected)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_precision_of_a_search(monkeypatch, asked, train, gpu, lacking, take
         ("int8", OURS, False, NO_LIBRARY, f"cannot be int8, since {NO_LIBRARY}; take fp32"),
     ],
 )
-def test_a_search_that_there_is_not_is_refused(monkeypatch, asked, train, gpu, lacking, message):
+def test_a_precision_that_a_search_cannot_have_is_refused(monkeypatch, asked, train, gpu, lacking, message):
     """int8 is never replaced by another precision."""
     monkeypatch.setattr(precision, "processor_reasons", lambda: {"int8": lacking})
     with pytest.raises(UserError, match=message):
@@ -78,7 +78,7 @@ def test_a_search_that_there_is_not_is_refused(monkeypatch, asked, train, gpu, l
 
 
 @pytest.mark.parametrize(
-    ("units", "vendor", "found"),
+    ("units", "vendor", "reason"),
     [
         ("AMX", "GenuineIntel", None),
         ("AVX512-BF16", "AuthenticAMD", None),
@@ -86,14 +86,14 @@ def test_a_search_that_there_is_not_is_refused(monkeypatch, asked, train, gpu, l
         ("none", "AuthenticAMD", "no units for bf16 that may be used"),
     ],
 )
-def test_the_units_that_are_faster_than_float32(units, vendor, found, monkeypatch):
+def test_processors_whose_bf16_is_slower_than_float32(units, vendor, reason, monkeypatch):
     monkeypatch.setattr(linear, "bf16_units", lambda: units)
     monkeypatch.setattr(linear.Path, "read_text", lambda path, **_: f"vendor_id\t: {vendor}\n")
-    said = linear.slower()
-    assert said is None if found is None else found in str(said)
+    result = linear.slower()
+    assert result is None if reason is None else reason in str(result)
 
 
-def test_the_plugin_is_asked(monkeypatch):
+def test_the_plugin_states_why_a_processor_has_no_bf16_or_int8(monkeypatch):
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     reasons = processor_reasons.__wrapped__()
     for name in ("bf16", "int8"):
@@ -111,30 +111,31 @@ def test_auto_on_a_gpu_is_the_published_precision(tmp_path):
         assert take_training_precision(config, GPU).precision == expected
 
 
-def test_commands_say_their_precision(monkeypatch):
-    """fairseq converts the model on a GPU alone; on a CPU the plugin is told by its variable."""
+def test_commands_state_their_precision(monkeypatch):
+    """On a GPU, a flag makes fairseq convert the model; on a CPU, the plugin's variable sets the precision."""
     monkeypatch.delenv(precision.VARIABLE, raising=False)
     monkeypatch.setattr(precision, "processor_reasons", lambda: {"bf16": None, "int8": None, "slower": None})
     config = Config(Path("model.yaml"), "model", "toy", [1], {"max-update": 4}, precision="bf16")
-    given = train_command(config, 1, Path("data"), Path("out"), CPU)
-    assert given[:2] == ["env", "LIGHTCONV_MATMUL=bf16"]
-    assert "--bf16" not in given
-    assert shell(given).startswith("LIGHTCONV_MATMUL=bf16 fairseq-train ")
-    converted = train_command(config, 1, Path("data"), Path("out"), GPU)
-    assert converted[0] == sys.executable
-    assert "--bf16" in converted
+    on_cpu = train_command(config, 1, Path("data"), Path("out"), CPU)
+    assert on_cpu[:2] == ["env", "LIGHTCONV_MATMUL=bf16"]
+    assert "--bf16" not in on_cpu
+    assert shell(on_cpu).startswith("LIGHTCONV_MATMUL=bf16 fairseq-train ")
+    on_gpu = train_command(config, 1, Path("data"), Path("out"), GPU)
+    assert on_gpu[0] == sys.executable
+    assert "--bf16" in on_gpu
 
     def search(gpu: bool, **settings: str) -> list[str]:
         return generate_command(config, settings, Path("data"), Path("model.pt"), "test", gpu=gpu)
 
     assert "--fp16" in search(True, precision="fp16")
-    assert "--bf16" not in search(True)  # the training's is not the search's
+    assert "--bf16" not in search(True)  # the training's precision does not apply to the search
     for name in ("bf16", "int8"):
         command = search(False, precision=name)
         assert command[:2] == ["env", f"LIGHTCONV_MATMUL={name}"]
-        assert not [word for word in command if word.startswith("--precision")], "it is no flag of fairseq's"
+        assert not [word for word in command if word.startswith("--precision")], "fairseq has no such flag"
     assert search(False)[0] == sys.executable
-    monkeypatch.setenv(precision.VARIABLE, "int8")  # of the shell, against which a record of fp32 would be wrong
+    # set in the shell: unless the command overrides it, its record of fp32 would be wrong
+    monkeypatch.setenv(precision.VARIABLE, "int8")
     for command in (
         search(False),
         evaluate_command(config, Path("data"), Path("model.pt"), "test", gpu=False),

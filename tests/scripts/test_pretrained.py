@@ -1,4 +1,4 @@
-"""Fetching published models: from a server on this machine, with archives of small models of fairseq's."""
+"""Fetching published models from a local server, with archives of small models of fairseq's."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_interrupted_resumed_interrupted_and_converted(shelf, tmp_path, capsys, 
         (None, "there is no .*; --from takes the folder with it, or an address"),
     ],
 )
-def test_archives_that_are_no_model(shelf, tmp_path, content, message):
+def test_archives_without_a_usable_model_are_refused(shelf, tmp_path, content, message):
     if isinstance(content, dict):
         pack(tmp_path / ARCHIVE, content)
     elif content is not None:
@@ -82,7 +82,7 @@ def test_archives_that_are_no_model(shelf, tmp_path, content, message):
     with pytest.raises(UserError, match=message):
         pretrained.get(MODEL, out=tmp_path / "deep" / "model", origin=str(tmp_path))
     assert names(tmp_path / "deep") == []
-    assert names(tmp_path) == ([] if content is None else ["deep", ARCHIVE])  # nothing else
+    assert names(tmp_path) == ([] if content is None else ["deep", ARCHIVE])  # no other files
 
 
 @pytest.mark.parametrize(

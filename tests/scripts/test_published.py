@@ -1,4 +1,4 @@
-"""The published models: their table, and their scores beside the paper's."""
+"""The published models: their table, and the comparison of their scores with the paper's."""
 
 import re
 from dataclasses import replace
@@ -15,8 +15,8 @@ from scripts.tables.published import CONFIGS, read_tables
 MODELS = read_published()
 
 
-def test_figures_are_those_of_the_tables():
-    """A model's figure stands in the row of its configuration, in the column of its test set; without one in none."""
+def test_scores_are_those_of_the_paper_s_tables():
+    """A model's score is in its configuration's row and its test set's column; the other models are in no table."""
     printed = {}
     for number in (1, 2):
         table = read_tables()[number]
@@ -25,8 +25,8 @@ def test_figures_are_those_of_the_tables():
                 if (config := table.config(row, column)) and ".test." in column.value:
                     printed[config] = (row.figures[column.key].value, f"Table {number}", column.value.split(".")[2])
     for model in MODELS.values():
-        found = printed.get(model.config.resolve())
-        assert found == ((model.figure, model.stands, model.measure) if model.figure else None), model.name
+        expected = printed.get(model.config.resolve())
+        assert expected == ((model.figure, model.stands, model.measure) if model.figure else None), model.name
     assert sum(model.figure is not None for model in one_of_each_archive(MODELS)) == 8
 
 
@@ -50,7 +50,7 @@ def test_the_configuration_is_of_the_checkpoint_as_it_is(tmp_path):
     assert config.generate == {"beam": 8, "lenpen": 1.0, "post-process": "subword_nmt", "batch-size": 128}
 
 
-def test_scores_are_judged_by_the_tolerance_and_one_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
+def test_scores_are_compared_within_the_tolerance_and_a_failure_stops_no_other_model(tmp_path, monkeypatch, capsys):
     scores = {"a": 28.9, "b": 29.004, "c": 28.796, "d": 28.79, "e": 27.0, "f": None}
     model = MODELS["dynamicconv.no_glu.wmt16.en-de"]
     models = [replace(model, name=name, figure=None if name == "e" else 28.9) for name in scores]
@@ -73,7 +73,7 @@ def test_scores_are_judged_by_the_tolerance_and_one_that_fails_stops_no_other(tm
         ["28.9 ± 0.1", "29.00", "as published"],
         ["28.9 ± 0.1", "28.80", "as published"],
         ["28.9 ± 0.1", "28.79", "differs"],
-        ["-", "27.00", "the paper has no figure"],
+        ["-", "27.00", "the paper has no score"],
         ["28.9 ± 0.1", "-", "no score: the stage model failed"],
     ]
     assert lines[6:] == [f"{name}: tok:none s" for name in "abcde"]

@@ -36,7 +36,7 @@ def finished(place):
 
 
 def test_a_change_of_comments_or_key_order_runs_nothing_and_prints_the_row(finished):
-    """Comments, the order of keys, texts about the dataset."""
+    """Comments, the order of keys and the description of the dataset may change."""
     finished.config("# a comment\n" + "\n".join(reversed(CONFIG.strip().splitlines())))
     finished.dataset(DATASET + "about: a text\nlicence: free\n")
     status, out, _ = finished.run()
@@ -45,7 +45,7 @@ def test_a_change_of_comments_or_key_order_runs_nothing_and_prints_the_row(finis
 
 
 def test_a_run_ends_with_samples_and_a_command(finished, monkeypatch):
-    """Lines spread over the test set, and a command that can be pasted."""
+    """The samples are spread over the test set, and the command can be pasted."""
     monkeypatch.chdir(finished.folder)
     _, out, _ = finished.run()
     *samples, command = out.split("\n\n")[-6:]
@@ -85,7 +85,7 @@ def test_the_record_keeps_machine_and_versions_until_a_stage_runs(finished):
         (lambda p: p.config(LONGER), "train:1"),
         (lambda p: p.config(CONFIG.replace("[1]", "[2]")), "train:2"),
         (lambda p: p.config(CONFIG + "precision: bf16\n"), "train:1"),
-        (lambda p: p.config(CONFIG.replace("average:", "# average:")), "generate:1"),  # of the best checkpoint
+        (lambda p: p.config(CONFIG.replace("average:", "# average:")), "generate:1"),  # uses the best checkpoint
         (lambda p: p.dataset(DATASET.replace("en", "fr")), "download"),
         (lambda p: p.dataset(DATASET + "steps: [save_raw]\n"), "prepare"),
         (lambda p: p.dataset(DATASET + "binarise: {joined_dictionary: true}\n"), "binarise"),
@@ -170,7 +170,7 @@ def test_a_failed_stage_is_named_and_changes_no_later_one(tmp_path, monkeypatch)
     assert root == [*logging.root.handlers, logging.root.level]
 
 
-def test_one_run_at_a_time_works_at_a_seed_and_other_seeds_run_meanwhile(finished):
+def test_a_seed_has_one_run_at_a_time_and_other_seeds_run_meanwhile(finished):
     finished.config(CONFIG.replace("[1]", "[1, 2]").replace("bleu", "perplexity"))
     with lock(finished.folder / "work" / "toy" / "model" / "seed1"):
         assert finished.run("--seeds", "2")[0] == 0
@@ -202,11 +202,11 @@ def test_several_seeds_are_validated_and_the_best_is_chosen(finished):
     assert finished.ran() == ["train:2", "tune:2", "generate:2", "score:2:valid", "score:2"]
     assert "note: select must wait for the seeds 1, 3" in out
     assert {seed: bool(facts["test"]) for seed, facts in finished.record()["seeds"].items()} == {"1": False, "2": True}
-    assert finished.record()["best_seed"] == 2  # the scores of seed 1 are of an earlier configuration
+    assert finished.record()["best_seed"] == 2  # the scores of seed 1 belong to an earlier configuration
     assert finished.run("--from", "select")[0] != 0
     status, out, err = finished.run()
     assert status == 0, err
-    first = ["tune:1", "generate:1", "score:1:valid", "score:1"]  # it had been trained before
+    first = ["tune:1", "generate:1", "score:1:valid", "score:1"]  # its training was finished before
     assert finished.ran() == [*first, "train:3", "tune:3", "generate:3", "score:3:valid", "score:3"]
     record = finished.record()
     assert record["best_seed"] == 2
@@ -226,7 +226,7 @@ def diverge(place: Place, seed: int, of: dict) -> None:
 
 
 def test_the_record_is_of_the_present_configuration(finished):
-    """It has neither scores nor a divergence of an earlier configuration, nor a seed that has not started."""
+    """It has no scores or divergence of an earlier configuration, and no seed that has not started."""
     of_both = CONFIG.replace("[1]", "[1, 2]")
     finished.config(of_both)
     assert finished.run("--from", "train", fail="tune")[0] == 1
@@ -241,7 +241,8 @@ def test_the_record_is_of_the_present_configuration(finished):
     for wrong, seeds in (({"data": "other"}, ["1"]), ({"seed": 1}, ["1"]), ({}, ["1", "2"])):
         diverge(finished, 2, wrong)
         assert finished.run("--from", "train", "--seeds", "1")[0] == 0
-        assert list(finished.record()["seeds"]) == seeds  # another command recorded that seed 2 diverged
+        # a command for seed 1 records seed 2's divergence, if it had the present settings and data
+        assert list(finished.record()["seeds"]) == seeds
     assert finished.record()["seeds"]["2"]["training"] == {"diverged": 3}
 
 
@@ -302,7 +303,7 @@ def test_wrong_arguments_are_refused(place, arguments, message):
 
 
 def test_another_dataset_is_one_flag(finished):
-    """It has its own folders, and each command, the check and the record name it."""
+    """The other dataset has its own folders, and each command, the check and the record name it."""
     finished.dataset(DATASET, "other")
     finished.config(CONFIG, "other")
     finished.config(CONFIG + SPEED)
@@ -315,10 +316,10 @@ def test_another_dataset_is_one_flag(finished):
     assert out.count(f"{finished.folder}/model.yaml --dataset other ") == 5
     assert (
         finished.run("--dry-run")[1].count("to do") == 1
-    )  # the speed; the results on the configured dataset are unchanged
+    )  # the speed is; the results on the configured dataset are up to date
 
 
-def test_speed_comes_last_and_again_when_the_baseline_has_been_trained(finished):
+def test_speed_runs_last_and_again_once_the_baseline_has_been_trained(finished):
     finished.config(CONFIG, "other")
     finished.config(CONFIG + SPEED)
     work = finished.folder / "work" / "toy"
@@ -337,7 +338,7 @@ def test_it_imports_nothing_heavy(module):
     assert {module, "torch", "numpy", "fairseq", "sacrebleu"} & {*process.stdout.split()} == {module}
 
 
-def test_all_commands_are_listed_with_a_line_each():
+def test_all_commands_are_listed_with_one_line_each():
     summaries = dict(commands())
     assert {"python -m data_prep", "python -m scripts.train", "python -m lightconv_plugin.info"} <= summaries.keys()
     assert all(summary.endswith((".", ",", ":")) for summary in summaries.values())

@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    """Score, and return the content of scores.json."""
+    """Return a function that runs the command and returns the content of scores.json."""
 
     def go(*options: str) -> dict:
         folders = (("hypotheses", "hyp"), ("prepared", "prepared"), ("out", "out"))
@@ -74,8 +74,8 @@ def test_the_signature_has_the_settings_that_were_used(folder, run, settings, ex
     assert absent not in signature
 
 
-def test_the_configuration_and_its_dataset_say_how_text_is_scored(folder, run):
-    """In lower case, and with compounds split."""
+def test_the_configuration_and_its_dataset_decide_how_text_is_scored(folder, run):
+    """A lower-cased dataset is scored without case, and bleu_compounds splits compounds."""
     assert "case:mixed" in run()["details"]["sacrebleu"]["signature"]
     (folder / "model.yaml").write_text(CONFIG.replace("debian_en_de", "iwslt14_de_en"))
     shutil.copy(folder / "prepared" / "raw" / "test.de", folder / "prepared" / "raw" / "test.en")

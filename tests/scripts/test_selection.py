@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scripts.scoring.selection import summarise
 
 figures = st.floats(0.1, 100)
-METRICS = {  # functions that make a seed's scores from a number; higher numbers are better
+METRICS = {  # functions that make a seed's scores from a number: the higher, the better the seed
     "bleu": lambda figure: {"bleu": figure, "sacrebleu": 100 - figure},
     "sacrebleu": lambda figure: {"bleu": 100 - figure, "sacrebleu": figure},
     "rouge": lambda figure: {"rouge1": 2 * figure, "rouge2": 0.0, "rougeL": figure},
@@ -29,7 +29,7 @@ def test_the_best_seed_on_validation_gives_the_test_score(metric, seeds):
         assert over == pytest.approx(expected | {"best": scores(seeds[best][1])[key]})
 
 
-def test_a_seed_that_is_alone_needs_no_validation():
+def test_a_single_seed_needs_no_validation():
     unscored = {"valid": None, "test": None}
     chosen = summarise("bleu", {1: unscored, 2: {"valid": {}, "test": {"bleu": 3.0}}})
     assert chosen["best_seed"] == 2

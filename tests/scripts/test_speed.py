@@ -1,4 +1,4 @@
-"""The runs that are timed, their order and their flags, on stand-ins for fairseq's commands."""
+"""The timed runs, their order and their flags, with stand-ins for fairseq's commands."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ FIXED = {"--max-len-a=0", "--max-len-b=4", "--min-len=4"}
 
 
 class Place:
-    """A finished run of ``model``, a configuration ``other``, and stand-ins for generations, ever faster."""
+    """A finished run of ``model``, a configuration ``other``, and stand-ins for generations, each one faster."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch, self.runs = folder, patch, list[list[str]]()
@@ -73,7 +73,7 @@ def place(tmp_path, monkeypatch):
 def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(place):
     place.select("other", 1)
     result = place.measure()
-    assert place.names() == ["model", "other"] * 3  # the first of each is not counted
+    assert place.names() == ["model", "other"] * 3  # the first run of each model is not counted
     for run in place.runs:
         assert {"--gen-subset=valid", "--beam=4", "--batch-size=256", "--max-len-b=77", "--lenpen=0.9"} <= {*run}
         assert not any(word.startswith(("--max-tokens", "--min-len")) for word in run)
@@ -82,16 +82,16 @@ def test_runs_of_two_trained_models_alternate_at_the_settings_of_the_section(pla
     assert result["tokens_per_second"]["mean"] == 24
     baseline = result["baseline"]
     assert (baseline["sentences_per_second"]["mean"], result["trained"], result["ratio"]) == (10, True, 0.8)
-    asked = {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2}
-    assert result["settings"] == {**asked, "fixed_length": None, "precision": "fp32"}
+    settings = {"beam": 4, "batch-size": 256, "subset": "valid", "runs": 2}
+    assert result["settings"] == {**settings, "fixed_length": None, "precision": "fp32"}
 
 
 def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
-    """Batches have at most 32 lines; the first of each model is not counted; lengths without lines have no speed."""
+    """Batches have at most 32 lines; each model's first is not counted; lengths without lines have no speed."""
     place.select("other", 1)
     lines = ["a b c"] * 100 + [" ".join(["d"] * number) for number in (17, 33, 34)]
     (tmp_path / "valid.en").write_text("\n".join([*lines, ""]))
-    asked, clock = list[tuple[str, list[str]]](), itertools.count()
+    translated, clock = list[tuple[str, list[str]]](), itertools.count()
     monkeypatch.setattr(speed, "perf_counter", lambda: next(clock) / 2)
 
     class Translator:
@@ -101,12 +101,12 @@ def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
             self.name = "model" if "model/" in str(model) else "other"
 
         def translate(self, batch: list[str]) -> None:
-            asked.append((self.name, batch))
+            translated.append((self.name, batch))
 
     monkeypatch.setattr(speed, "Translator", Translator)
     measured = place.measure(f"--prepared={tmp_path}")
-    assert [name for name, _ in asked] == ["model", "other"] * 9
-    assert [len(batch) for _, batch in asked[::6]] == [32, 1, 2]
+    assert [name for name, _ in translated] == ["model", "other"] * 9
+    assert [len(batch) for _, batch in translated[::6]] == [32, 1, 2]
     assert [(point["units"], point["lines"]) for point in measured["by_length"]] == [(3, 32), (17, 1), (33.5, 2)]
     assert measured["by_length"][0]["sentences_per_second"] == {"mean": 64, "std": 0, "n": 2}
     assert len(measured["baseline"]["by_length"]) == 3
@@ -115,7 +115,7 @@ def test_lines_of_each_length_are_timed_in_turns(place, monkeypatch, tmp_path):
 
 
 def test_random_weights_give_hypotheses_of_the_references_length(place):
-    """Even beside a trained baseline, whose hypotheses end."""
+    """Also if the baseline is trained, whose hypotheses would end by themselves."""
     place.select("other", 1)
     (place.folder / "runs" / "model" / "selection" / "selection.json").unlink()
     result, (lengths, *place.runs) = place.measure("--untrained"), place.runs

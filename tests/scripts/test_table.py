@@ -1,4 +1,4 @@
-"""Rows of run records, and the paper's tables beside what was measured."""
+"""Rows of run records, and the paper's tables with our values."""
 
 import csv
 import os
@@ -37,7 +37,7 @@ ROWS = [
         sacreBLEU how:sacrebleu""",
     ),
     (
-        [BY_SACREBLEU],  # the best of several seeds, and of validation the score that seeds are chosen by
+        [BY_SACREBLEU],  # several seeds: the scores of the best one; the validation score is the one that chooses it
         f"""{HEAD} sacreBLEU {OF_BLEU}
         m toy 1,234,567 3 14.25 ± 0.25 16.00 (15.50 ± 0.50) 14.50 (14.25 ± 0.25) 12.3
         m: beam:5|seed:3|backend:dynamic_conv=native""",
@@ -80,7 +80,7 @@ def test_a_file_that_is_not_a_record_is_refused(tmp_path):
         main(["7", "8"])
 
 
-def test_an_ascii_locale_is_enough(tmp_path):
+def test_the_table_is_printed_with_an_ascii_locale(tmp_path):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [*python_module("scripts.table"), "3", "--work", tmp_path]
     out = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
@@ -88,7 +88,7 @@ def test_an_ascii_locale_is_enough(tmp_path):
 
 
 @pytest.mark.parametrize("number", TABLES)
-def test_a_table_without_runs_has_the_command_of_each(number, tmp_path):
+def test_a_table_without_runs_has_the_command_of_every_run(number, tmp_path):
     table = TABLES[number]
     text = paper_table(table, tmp_path)
     trained = [(row, column) for row in table.rows for column in table.columns if table.config(row, column)]
@@ -106,7 +106,7 @@ def paper_table(table, work) -> str:
 
 
 def ablation(work):
-    """Of Table 3: the baseline, DynamicConv, LightConv before its speed was measured, and one that diverged."""
+    """Write records for Table 3: the baseline, DynamicConv, LightConv without a speed, and a model that diverged."""
     settings = {"seeds": [1, 2, 3]}
     dataset = "wmt16_en_de_google"
     scores = {"bleu_compounds": [26.0, 26.5, 27.0]}
@@ -117,8 +117,8 @@ def ablation(work):
     write(work, diverged | {"seeds": {"1": {"training": {"diverged": 120}}}})
 
 
-def test_a_table_goes_into_files(tmp_path):
-    """CSV has a column for each part of a number; LaTeX has what is printed, and the signatures as comments."""
+def test_a_table_is_written_to_files(tmp_path):
+    """CSV has a column for each part of a number; LaTeX has the printed cells, and the signatures as comments."""
     runs = [record("m_1", valid=BLEU, test=BLEU, best=2, speed=FAST), record("x"), LANGUAGE_MODEL]
     table, page = tmp_path / "t.csv", tmp_path / "t.tex"
     main([*(str(write(tmp_path, run)) for run in runs), "--csv", str(table), "--latex", str(page)])
@@ -135,8 +135,8 @@ def test_a_table_goes_into_files(tmp_path):
     assert "% m_1: beam:5|seed:3|backend:dynamic_conv=native" in text
 
 
-def test_a_papers_table_goes_into_files(tmp_path):
-    """A word in place of a number stands in a column of its own."""
+def test_a_table_of_the_paper_is_written_to_files(tmp_path):
+    """A word in place of a number is in a separate column of the CSV."""
     ablation(tmp_path)
     table, page = tmp_path / "t.csv", tmp_path / "t.tex"
     main(["3", "--work", str(tmp_path), "--csv", str(table), "--latex", str(page)])
@@ -153,7 +153,7 @@ def test_a_papers_table_goes_into_files(tmp_path):
     assert any(r"& $209.9$M & $26.9 \pm 0.1$ & $26.50 \pm 0.50$ &" in line for line in lines)
 
 
-def test_what_latex_would_take_for_commands_is_escaped(tmp_path):
+def test_special_characters_of_latex_are_escaped(tmp_path):
     cells: list[Cell] = [
         r"50% & #1_{\a}~^$",
         Number(-1.5, "+.1f", low=-2.0, high=-1.0, note="3_4"),
@@ -172,7 +172,7 @@ def row_of(text: str, name: str) -> str:
     return next(line for line in text.splitlines() if line.startswith(name))
 
 
-def test_our_figures_stand_beside_the_papers(tmp_path):
+def test_our_scores_are_printed_with_the_papers(tmp_path):
     ablation(tmp_path)
     text = paper_table(TABLES[3], tmp_path)
     baseline = " ".join(row_of(text, "Self-attention baseline (k=inf").split())

@@ -13,8 +13,8 @@ from scripts.fairseq_io.inputs import user_dir
 
 CONFIG = "dataset: toy\nseeds: [3, 4]\ntrain: {arch: pla_a, max-update: 4, lr: 0.1}\n"
 
-# Takes the place of fairseq-train: says what it would, keeps a checkpoint per update (ready-made, so that it need not
-# import torch), and goes on from checkpoint_last.pt.
+# Stand-in for fairseq-train: prints similar lines, copies a checkpoint per update (made beforehand, since importing
+# torch takes long), and resumes from checkpoint_last.pt.
 FAKE = """
 import json, os, shutil, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ TOLD = "t t | WARNING | x | "
 
 
 class Place:
-    """A configuration, something like binarised data, and a stand-in for fairseq-train."""
+    """A configuration, stand-ins for binarised data, and one for fairseq-train."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
         self.folder, self.patch, self.capsys, self.out = folder, patch, capsys, folder / "checkpoints"
@@ -78,7 +78,7 @@ class Place:
 
 
 def checkpoint(batches: int, devices: int = 1, max_tokens: int | None = None) -> dict:
-    """Facts that a checkpoint has of its place in the text, after so many batches of an epoch on so many devices."""
+    """Return a checkpoint with its position in the epoch, after so many batches on so many devices."""
     place = {"epoch": 3, "iterations_in_epoch": batches}
     cfg = {"distributed_training": {"distributed_world_size": devices}, "dataset": {"max_tokens": max_tokens}}
     return {"model": {"w": torch.ones(1)}, "cfg": cfg, "extra_state": {"train_iterator": place}}
@@ -102,7 +102,7 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     (tmp_path / "data").mkdir()
     for name in ("dict.en.txt", "dict.de.txt", "train.en-de.en.idx", "train.en-de.en.bin"):
         (tmp_path / "data" / name).write_text(name)
-    monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real ones
+    monkeypatch.setattr(train, "check_first", lambda *_: None)  # neither the data nor the model are real
     monkeypatch.setattr(devices, "_installed", lambda: 0)
     for name in ("ATEN_CPU_CAPABILITY", precision.VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -112,12 +112,12 @@ def place(ready, tmp_path, monkeypatch, capsys) -> Place:
     return made
 
 
-def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
+def test_an_interrupted_training_resumes_and_keeps_the_whole_log(place):
     place.fail("(?s)fairseq-train ended with status 1.*broken", BREAK_AT="3")
     last = place.out / "checkpoint_last.pt"
-    last.write_bytes(last.read_bytes()[:100])  # as a kill during fairseq's copy leaves it
+    last.write_bytes(last.read_bytes()[:100])  # as after a kill during fairseq's copy
     place.fail(r"checkpoint_last\.pt: not a readable .*cut short.* To continue: cp \S+checkpoint_1_2\.pt \S+_last\.pt")
-    last.unlink()  # fairseq would start anew over the others
+    last.unlink()  # fairseq would start from the beginning and overwrite the other checkpoints
     place.fail(
         r"checkpoint_last\.pt: .*No such file.* To continue: cp \S+ \S+, or move \S+ away to train from the begin"
     )
@@ -130,7 +130,7 @@ def test_an_interrupted_training_goes_on_and_keeps_the_whole_log(place):
     assert {"--seed=3", "--lr=0.1", f"--user-dir={user_dir()}"} <= {*arguments}
 
 
-def test_a_training_that_validation_ends_is_complete_and_says_so(place):
+def test_a_training_that_validation_ends_early_is_complete_and_prints_the_reason(place):
     output = place.train(FIRST="early stop since valid performance hasn't improved for last 3 runs", END_AT="2")
     assert "ended at update 2 of 4: validation did not improve 3 times in succession\n" in output
     assert place.facts["updates"] == 2
@@ -143,7 +143,7 @@ def test_two_trainings_never_share_a_folder(place, monkeypatch):
     assert not place.out.exists()
 
 
-def test_a_log_without_a_checkpoint_starts_anew(place):
+def test_without_a_checkpoint_the_log_starts_anew(place):
     place.fail("broken", BREAK_AT="1")
     place.train()
     assert place.count("num. shared model params") == 1
@@ -152,8 +152,8 @@ def test_a_log_without_a_checkpoint_starts_anew(place):
 REFUSED = r"other settings or data: change these back to continue, or .*\(mv \S+ \S+\.old\) to train from the"
 
 
-def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
-    """Nor a higher limit where the learning rate depends on it."""
+def test_other_settings_or_data_never_continue_from_old_checkpoints(place):
+    """A higher limit of updates is another setting if the learning rate depends on it."""
     dictionary, index = (place.data / name for name in ("dict.en.txt", "train.en-de.en.idx"))
     cosine = CONFIG.replace("lr: 0.1", "lr: 0.1, lr-scheduler: cosine")
     place.config(cosine)
@@ -163,7 +163,7 @@ def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
         with pytest.raises(UserError, match=REFUSED):
             place.train()
     place.config(cosine)
-    for path, text in ((dictionary, "other words"), (index, index.name.upper())):  # the one of the same size
+    for path, text in ((dictionary, "other words"), (index, index.name.upper())):  # the second text has the same size
         path.write_text(text)
         with pytest.raises(UserError, match=REFUSED):
             place.train()
@@ -172,14 +172,14 @@ def test_other_settings_or_data_never_go_on_from_old_checkpoints(place):
     assert place.count("arguments:") == 2
 
 
-def test_a_higher_limit_goes_on(place):
+def test_a_training_continues_to_a_higher_limit(place):
     def limit(updates: int) -> None:
         place.config(CONFIG.replace("max-update: 4", f"max-update: {updates}, lr-scheduler: inverse_sqrt"))
 
     limit(2)
     place.train(END_AT="2")
     limit(4)
-    message = place.fail("broken", BREAK_AT="3")  # the facts of the shorter one are gone
+    message = place.fail("broken", BREAK_AT="3")  # the facts of the shorter training are removed
     assert "were made with max-update 2: continuing" in message + place.train()
     assert place.count("num. shared model params") == 3
     assert place.each_update_is_in_the_log()
@@ -204,7 +204,7 @@ def test_a_diverging_training_is_stopped(place, environment, message, update):
     place.fail(message, **environment)
     assert json.loads((place.out / "diverged.json").read_text())["update"] == update
     if "WHY" in environment:
-        place.train()  # a resumption that comes to its end
+        place.train()  # resumed, it reaches its end
         assert not (place.out / "diverged.json").exists()
 
 
@@ -212,7 +212,7 @@ def test_a_training_that_ends_without_an_update_is_refused(place):
     place.fail(r"ended without an update or without a checkpoint; see .*train\.log", END_AT="0")
 
 
-def test_what_concerns_a_person_is_shown_once(place):
+def test_messages_for_the_user_are_shown_once(place):
     slow = "lightconv_plugin: the native backend is passed over: no g++"
     skipped = "54 samples have invalid sizes and will be skipped, max_positions=(7, 7)"
     compiling = "lightconv_plugin: compiling its C++ into ~/.cache, once"
@@ -237,7 +237,7 @@ def by_hand(place: Place) -> None:
         (by_hand, "checkpoint_last.pt was not written by this command .* move the checkpoints away"),
     ],
 )
-def test_folders_that_cannot_be_trained_in_are_refused(place, spoil, message):
+def test_unsuitable_folders_are_refused(place, spoil, message):
     spoil(place)
     place.fail(message)
     contents = [path.read_text() for path in place.out.glob("*")] if place.out.exists() else []
@@ -247,13 +247,13 @@ def test_folders_that_cannot_be_trained_in_are_refused(place, spoil, message):
 def test_fp16_without_a_gpu_becomes_float32(place):
     place.config(CONFIG + "precision: fp16\n")
     output = place.train()
-    assert "train: fp16 is for GPUs, and torch sees none: it is fp32" in output
+    assert "train: fp16 falls back to fp32: it needs a GPU, and torch sees none" in output
     assert "train: on 1 CPU process in fp32" in output
     assert place.facts["precision"] == "fp32"
     assert "--fp16" not in place.log
     assert "--cpu" in place.log
     shutil.rmtree(place.out)
-    place.train("--precision=bf16")  # which is another training
+    place.train("--precision=bf16")  # another training
     assert place.facts["precision"] == "bf16"
     assert "LIGHTCONV_MATMUL=bf16" in place.facts["command"]
     assert "products: bf16" in place.log
@@ -264,17 +264,17 @@ def test_fp16_without_a_gpu_becomes_float32(place):
     [
         ((2, 4000), (2, 4000), 30),
         ((2, 4000), (6, 4000), 10),
-        ((6, None), (2, None), 90),  # by sentences
-        ((2, 2000), (1, 4000), 30),  # which reads twice as much
+        ((6, None), (2, None), 90),  # batches by sentences
+        ((2, 2000), (1, 4000), 30),  # one device, with twice the tokens
         ((1, 4096), (16, 2048), 3),
     ],
 )
-def test_the_place_in_the_text_moves_with_what_a_step_takes(tmp_path, began, goes_on, batches):
-    assert checkpoints.adjust_position(tmp_path, *goes_on) is None  # there is nothing yet
+def test_the_position_in_the_epoch_is_adjusted_to_the_size_of_a_step(tmp_path, began, goes_on, batches):
+    assert checkpoints.adjust_position(tmp_path, *goes_on) is None  # there is no checkpoint yet
     claim(tmp_path, "checkpoint*.pt")
     torch.save(checkpoint(30, *began), tmp_path / "checkpoint_last.pt")
     sentence = checkpoints.adjust_position(tmp_path, *goes_on)
     place = checkpoints.load(tmp_path / "checkpoint_last.pt")["extra_state"]["train_iterator"]
     assert place == {"epoch": 3, "iterations_in_epoch": batches}
     assert (sentence is None) == (batches == 30)
-    assert checkpoints.adjust_position(tmp_path, *goes_on) is None  # once
+    assert checkpoints.adjust_position(tmp_path, *goes_on) is None  # it is adjusted already

@@ -37,12 +37,12 @@ def test_the_facts_of_a_resumed_run():
     assert log.seconds == 7.0
     again = [LINES[0], inner(60, 7.0, 2.0), inner(80, 6.5, 9.0)]
     assert read_log(LINES + again).seconds == 16.0
-    assert read_log([*LINES, *again, LINES[0]]).seconds == 16.0  # resumed when there was nothing left to do
+    assert read_log([*LINES, *again, LINES[0]]).seconds == 16.0  # resumed after the last update
     assert read_log([]).seconds is None
 
 
-def test_a_training_that_validation_ended_before_its_last_update():
-    """Until it goes on."""
+def test_the_validations_without_gain_that_ended_a_training():
+    """A resumed training has not ended."""
     ended = f"{STAMP} fairseq_cli.train | early stop since valid performance hasn't improved for last 5 runs"
     assert read_log(LINES).validations_without_gain is None
     assert read_log([*LINES, ended]).validations_without_gain == 5
@@ -50,7 +50,7 @@ def test_a_training_that_validation_ended_before_its_last_update():
 
 
 def test_the_summary_of_a_training():
-    """Its speed is a median: the first updates, and those beside other work, are slower."""
+    """Its speed is a median, since updates are slower at the start, and while the machine has other work."""
     lines = [inner(10 * n, 9 - n).replace('"wps": "100"', f'"wps": "{wps}"') for n, wps in enumerate([1, 90, 100, 110])]
     facts = train.summary(read_log([*lines, valid(10, 7.5), valid(20, 6.5), valid(30, 7.0)]))
     assert (facts["updates"], facts["tokens_per_second"], facts["train_loss"]) == (30, 95, 6.0)

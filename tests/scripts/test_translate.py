@@ -1,4 +1,4 @@
-"""Files that belong to a model, and lines of text on their way into it and out; test_end_to_end asks a trained one."""
+"""The files of a model, and text before and after the search, with a stand-in for it; test_end_to_end.py trains one."""
 
 import argparse
 import io
@@ -28,21 +28,21 @@ from scripts.translate import Trained, find_trained
 
 
 def arguments(**options: object) -> argparse.Namespace:
-    """Return the command's arguments as they are by default, but for ``options``."""
+    """Return the command's default arguments, changed by ``options``."""
     defaults = {"beam": None, "lenpen": None, "precision": None, "batch_size": 1, "nbest": None}
     return argparse.Namespace(**{**defaults, "file": None, "out": None, "max_tokens": 12, **options})
 
 
 class Upper:
-    """Stands for a ``Translator``: answers a line in capitals; its further hypotheses are numbered."""
+    """Stand-in for ``Translator``: returns a line in capitals; its further hypotheses are numbered."""
 
     longest = 9
     batches: ClassVar[list[list[str]]] = []
     settings: ClassVar[dict[str, object]] = {}
 
-    def __init__(self, *given: Any, precision: str) -> None:
+    def __init__(self, *arguments: Any, precision: str) -> None:
         self.settings.clear()
-        self.settings.update(given[3])
+        self.settings.update(arguments[3])
 
     def search(self, lines: Sequence[str], count: int) -> list[list[Answer]]:
         self.batches.append(list(lines))
@@ -51,19 +51,19 @@ class Upper:
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path) -> Trained:
-    """A model that ``Upper`` stands for, of a dataset without steps."""
+    """A model in whose place ``Upper`` translates; lines pass the dataset's steps unchanged."""
     dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target="de", steps=(Step(name="tokenise"),))
     monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
-    monkeypatch.setattr(translate, "line_steps", lambda *given: str)
-    monkeypatch.setattr(translate, "detokeniser", lambda *given: str)
+    monkeypatch.setattr(translate, "line_steps", lambda *_: str)
+    monkeypatch.setattr(translate, "detokeniser", lambda *_: str)
     monkeypatch.setattr(translate, "Translator", Upper)
     monkeypatch.setattr(Upper, "batches", [])
     (tmp_path / "model.pt").write_text("weights")
     return Trained(tmp_path / "model.pt", tmp_path, "d", (tmp_path,), {}, {})
 
 
-def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
-    """One model has one way to be asked, by whichever name."""
+def test_a_model_s_files_and_settings_are_found_from_its_path(tmp_path):
+    """All paths of a model lead to the same settings."""
     data = tmp_path / "iwslt14_de_en"
     best, first = data / "m/seed2/tuned/model.pt", data / "m/seed1/averaged/model.pt"
     for path in (data / "binarised/dict.de.txt", data / "prepared/codes", first, best):
@@ -75,24 +75,24 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
         (data / "m" / name).parent.mkdir(exist_ok=True)
         (data / "m" / name).write_text(json.dumps(content))
 
-    def found(*names: str) -> list[dict[str, object]]:
+    def settings_of(*names: str) -> list[dict[str, object]]:
         return [find_trained(data / name).generate for name in names]
 
-    of_the_config = {"beam": 4, "lenpen": 1}
-    write("record.json", {"best_seed": 2, "config": {"generate": of_the_config}})
+    configured = {"beam": 4, "lenpen": 1}
+    write("record.json", {"best_seed": 2, "config": {"generate": configured}})
     for name, model in (("m", best), ("m/seed2", best), ("m/seed1", first)):
         trained = find_trained(data / name)
         assert (trained.model, trained.dictionaries, trained.dataset) == (model, data / "binarised", "iwslt14_de_en")
         assert codes_file("de", *trained.codes_folders) == data / "prepared/codes"
-        assert trained.generate == of_the_config
+        assert trained.generate == configured
     write("seed2/tuned/tune.json", {"chosen": {"last": 3, "lenpen": 0.6, "max-len-b": None}})
     write("seed2/checkpoints/checkpoint_best.pt", "")
-    tuned = of_the_config | {"lenpen": 0.6}
+    tuned = configured | {"lenpen": 0.6}
     places = ["", "/tuned", "/tuned/model.pt", "/checkpoints", "/checkpoints/checkpoint_best.pt"]
-    assert found("m", "../best.pt", *(f"m/seed2{place}" for place in places)) == [tuned] * 7
-    assert found("m/seed1", "m/seed1/averaged/model.pt") == [of_the_config] * 2
+    assert settings_of("m", "../best.pt", *(f"m/seed2{place}" for place in places)) == [tuned] * 7
+    assert settings_of("m/seed1", "m/seed1/averaged/model.pt") == [configured] * 2
     (data / "m/record.json").unlink()
-    with pytest.raises(UserError, match=r"m has neither a record\.json that says its best seed .* seed1, seed2"):
+    with pytest.raises(UserError, match=r"m has neither a record\.json with its best seed .* seed1, seed2"):
         find_trained(data / "m")
 
 
@@ -106,16 +106,16 @@ def test_what_belongs_to_a_model_is_found_where_it_lies(tmp_path):
         ("text", ["apply_bpe"], "a ¶ b", "subword_nmt"),
     ],
 )
-def test_the_mark_between_sentences_goes_where_the_dataset_put_it(kind, steps, written, joined, monkeypatch, tmp_path):
-    """And units are joined as the dataset parted them, where no record says how."""
+def test_the_mark_of_sentences_is_removed_if_the_dataset_added_it(kind, steps, written, joined, monkeypatch, tmp_path):
+    """Without a record, the dataset's steps also decide how subwords are joined."""
     named = tuple(Step(name=name) for name in steps)
     dataset = Dataset(name="d", file=tmp_path, kind=kind, source="en_article", target="en_summary", steps=named)
     monkeypatch.setattr(translate, "load_dataset", lambda name: dataset)
-    monkeypatch.setattr(translate, "line_steps", lambda *given: str)
+    monkeypatch.setattr(translate, "line_steps", lambda *_: str)
     monkeypatch.setattr(translate, "Translator", Upper)
     monkeypatch.setattr(Upper, "search", lambda self, lines, count: [[Answer("a ¶ b", -1.0)] for _ in lines])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
-    if joined and steps != ["apply_bpe"]:  # whole words need no codes, and that step names its own
+    if joined and steps != ["apply_bpe"]:  # whole words need no codes, and apply_bpe names its own
         (tmp_path / "codes").touch()
     trained = Trained(tmp_path / "model.pt", tmp_path, "d", (tmp_path,), {}, {})
     out = io.BytesIO()
@@ -129,8 +129,8 @@ UNITS = {"tokenise": {}, "bpe": {"merges": 9}, "sentencepiece": {"units": 40}, "
 
 
 @pytest.mark.parametrize("names", ["tokenise bpe", "tokenise", "sentencepiece", "normalise_space bpe"])
-def test_characters_that_mean_something_to_us_come_back(names, tmp_path):
-    """From text as written to numbers and back; Moses sets some of them apart with blanks."""
+def test_special_characters_are_restored(names, tmp_path):
+    """From text to token ids and back. Spaces are not compared: Moses puts some around characters."""
     marks = [*MARKS.split("|"), "|", "a|b"]
     steps = tuple(Step(name=name, parameters=UNITS[name]) for name in names.split())
     dataset = Dataset(name="d", file=tmp_path, kind="text", source="en", target="de", steps=steps)
@@ -140,37 +140,37 @@ def test_characters_that_mean_something_to_us_come_back(names, tmp_path):
         codes.write_bytes(sentencepiece.learn(iter(text), units=40))
     else:
         codes.write_text(bpe.learn_from_counts([("hello", 3), ("world", 3), ("&lt;unk&gt;", 2)], merges=9))
-    there, back = line_steps(dataset, "en", codes), detokeniser("en", dataset)
-    units = [there(translate.read_text(mark.encode(), 1)) for mark in marks]
+    apply, detokenise = line_steps(dataset, "en", codes), detokeniser("en", dataset)
+    units = [apply(translate.read_text(mark.encode(), 1)) for mark in marks]
     words = Dictionary()
     numbers = [words.encode_line(line) for line in units]
-    found = [back(words.string(line, joined)) for line in numbers]
-    assert ["".join(line.split()) for line in found] == ["".join(mark.split()) for mark in marks]
+    restored = [detokenise(words.string(line, joined)) for line in numbers]
+    assert ["".join(line.split()) for line in restored] == ["".join(mark.split()) for mark in marks]
 
 
-def test_what_is_missing_is_said_with_the_option_that_gives_it(tmp_path):
-    """A published model says its dataset by its name."""
+def test_the_error_for_a_missing_file_names_the_option_that_supplies_it(tmp_path):
+    """The dataset of a published model follows from its name."""
     with pytest.raises(UserError, match=r"there is no .*nothing"):
         find_trained(tmp_path / "nothing")
-    for name, lacking in (
+    for name, message in (
         ("model.pt", "nor any of model.pt"),
         ("dict.en.txt", "--dataset"),
     ):
-        with pytest.raises(UserError, match=lacking):
+        with pytest.raises(UserError, match=message):
             find_trained(tmp_path)
         (tmp_path / name).touch()
     (tmp_path / "code").touch()
-    found = find_trained(tmp_path, dataset="wmt16_en_de")
+    trained = find_trained(tmp_path, dataset="wmt16_en_de")
     with pytest.raises(UserError, match=r"there is no .*dict\.de\.txt"):
-        Translator(found.model, found.dictionaries, ("en", "de"), {})
+        Translator(trained.model, trained.dictionaries, ("en", "de"), {})
     (tmp_path / "manifest.json").write_text('{"name": "dynamicconv.glu.wmt16.en-de"}')
-    found = find_trained(tmp_path)
-    assert (found.model, found.dictionaries, found.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
-    assert codes_file("en", *found.codes_folders) == tmp_path / "code"
-    assert found.generate == {"beam": 5, "lenpen": 0.5, "batch-size": 128}  # of its authors' page
+    trained = find_trained(tmp_path)
+    assert (trained.model, trained.dictionaries, trained.dataset) == (tmp_path / "model.pt", tmp_path, "wmt16_en_de")
+    assert codes_file("en", *trained.codes_folders) == tmp_path / "code"
+    assert trained.generate == {"beam": 5, "lenpen": 0.5, "batch-size": 128}  # the settings on its authors' page
     (tmp_path / "code").unlink()
     with pytest.raises(UserError, match=r"of en in .*put the file there as codes\.en$"):
-        translate.run(io.BytesIO(), found, arguments())
+        translate.run(io.BytesIO(), trained, arguments())
 
 
 LINES = ["a b c", "", "d", "e f g h i", "j k", "l m n", "o", "p q"]
@@ -186,7 +186,7 @@ def file(tmp_path) -> Path:
 
 
 def test_lines_of_like_length_are_translated_together(trained, file, monkeypatch, capsys):
-    """The answers come in the order of the lines, within windows and across them."""
+    """The translations are in the order of the lines, within a window and across windows."""
     out = io.BytesIO()
     translate.run(out, trained, arguments(file=file))
     assert out.getvalue().decode() == CAPITALS
@@ -201,8 +201,8 @@ def test_lines_of_like_length_are_translated_together(trained, file, monkeypatch
 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("torn", [0, 7])
-def test_what_a_killed_run_translated_is_kept(batches, torn, trained, file, tmp_path, monkeypatch, capfd):
-    """Though its last line was half written, which costs that batch; a finished run leaves nothing else."""
+def test_translations_of_a_killed_run_are_kept(batches, torn, trained, file, tmp_path, monkeypatch, capfd):
+    """A last line that was half-written costs its batch. A finished run leaves no temporary files."""
     out = tmp_path / "my.de"
     search = Upper.search
 
@@ -228,7 +228,7 @@ def test_what_a_killed_run_translated_is_kept(batches, torn, trained, file, tmp_
     assert out.read_text() == CAPITALS
     assert len(Upper.batches) == 3 - batches + bool(torn)
     lines = [0, 2, 6][batches - bool(torn)]
-    assert (f"{lines:,} lines were translated before, and are kept" in capfd.readouterr().err) == (lines > 0)
+    assert (f"{lines:,} lines are already translated" in capfd.readouterr().err) == (lines > 0)
     assert not answers.parent.exists()
 
 
@@ -239,13 +239,13 @@ def test_another_command_starts_anew(change, trained, file, tmp_path, monkeypatc
         patch.setattr(translate, "translate_file", interrupted)
         with pytest.raises(KeyboardInterrupt):
             translate.run(io.BytesIO(), trained, arguments(file=file, out=out))
-    kept = tmp_path / ".my.de.work.lightconv"
-    (kept / "answers.jsonl").write_text('[[1, [["WRONG", 0.0]]]]\n')
+    work = tmp_path / ".my.de.work.lightconv"
+    (work / "answers.jsonl").write_text('[[1, [["WRONG", 0.0]]]]\n')
     file.write_text(change.pop("text", TEXT))
     trained.model.write_text(change.pop("model", "weights"))
     translate.run(io.BytesIO(), trained, arguments(file=file, out=out, **change))
     assert "WRONG" not in out.read_text()
-    assert not kept.exists()
+    assert not work.exists()
 
 
 def interrupted(*_: object) -> None:
@@ -256,13 +256,13 @@ def interrupted(*_: object) -> None:
     ("options", "message"),
     [
         ({"out": "my.de"}, "--out is for the translations of a FILE"),
-        ({"file": "none.en"}, "there is no file .*none.en; expected text, a sentence per line"),
+        ({"file": "none.en"}, "there is no file .*none.en; expected text, one sentence per line"),
         ({"file": "my.en", "out": "my.en"}, "my.en would be replaced, and holds files that this project did not write"),
         ({"nbest": 9}, "--nbest is 9, and the search has 5 hypotheses; add --beam 9"),
         ({"precision": "int8"}, "cannot be int8, since it is too old; take fp32"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_work(options, message, trained, file, tmp_path, monkeypatch):
+def test_wrong_options_are_refused_before_the_translation(options, message, trained, file, tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "processor_reasons", lambda: {"int8": "it is too old"})
     paths = {key: tmp_path / value if key in ("file", "out") else value for key, value in options.items()}
     with pytest.raises(UserError, match=message):

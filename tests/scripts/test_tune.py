@@ -1,4 +1,4 @@
-"""The choice of averaging and search on validation, with stand-ins for fairseq; the whole of it: test_end_to_end.py."""
+"""The choice of checkpoints and search settings on validation, with stand-ins for fairseq's commands."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ score: {metric: perplexity}
         ),
     ],
 )
-def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
+def test_the_first_candidate_with_the_least_perplexity_on_validation_is_chosen(
     perplexities, last, message, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "checkpoints").mkdir()
@@ -51,14 +51,14 @@ def test_the_least_perplexity_on_validation_chooses_and_the_first_of_equals(
     for name in ("dict.txt", "train.idx", "valid.idx"):
         (tmp_path / "data" / name).touch()
     (tmp_path / "model.yaml").write_text(CONFIG)
-    found = dict(zip((1.0, 2.0, 1.5), perplexities, strict=True))  # by the mean of the weights
+    perplexity_of = dict(zip((1.0, 2.0, 1.5), perplexities, strict=True))  # by the mean weight of the model
 
     def evaluated(command: list[str], log: Path, units: str | None) -> SimpleNamespace:
-        assert units is None  # of debian_lm
+        assert units is None  # debian_lm has whole words
         assert "--gen-subset=valid" in command
         model = next(word for word in command if word.startswith("--path="))
         weights = load(Path(model.removeprefix("--path=")))["model"]["w"]
-        return SimpleNamespace(facts={"perplexity": found[weights[0].item()]})
+        return SimpleNamespace(facts={"perplexity": perplexity_of[weights[0].item()]})
 
     monkeypatch.setattr(tune, "find_devices", lambda: SimpleNamespace(gpu=False))
     monkeypatch.setattr(tune, "run_evaluation", evaluated)
@@ -88,7 +88,7 @@ def test_the_search_of_the_first_of_equal_translations_is_kept():
     assert max(trials, key=lambda trial: trial[1])[0] == {"beam": 2, "lenpen": 0.5}
 
 
-def test_a_language_model_is_evaluated_on_what_it_was_trained_on_and_to_the_last_sentence():
+def test_a_language_model_is_evaluated_with_its_training_s_text_settings_and_to_the_last_sentence():
     train = {"sample-break-mode": "eos", "tokens-per-sample": 512, "add-bos-token": True}
     config = Config(Path("m.yaml"), "m", "toy", [1], train)
     command = evaluate_command(config, Path("data"), Path("m.pt"), "valid", gpu=False)
@@ -96,7 +96,7 @@ def test_a_language_model_is_evaluated_on_what_it_was_trained_on_and_to_the_last
     assert {"--required-batch-size-multiple=1", "--gen-subset=valid"} <= set(command)
 
 
-def test_the_penalty_that_orders_hypotheses_is_the_candidate_s_or_the_configuration_s_or_fairseq_s():
+def test_hypotheses_are_ordered_by_the_penalty_of_the_candidate_the_configuration_or_fairseq():
     assert tune.reordering({"unnormalized": True}, 0.5) is None
     assert tune.reordering({"stepwise-length-penalty": 0.5}, 0.5) is None
     assert tune.reordering({}, None) == 1.0
@@ -104,7 +104,7 @@ def test_the_penalty_that_orders_hypotheses_is_the_candidate_s_or_the_configurat
     assert tune.reordering({"lenpen": 0.6}, 2) == 2.0
 
 
-def test_a_setting_that_was_taken_back_is_fairseq_s_own():
+def test_a_setting_removed_by_null_has_fairseq_s_default():
     config = Config(Path("m.yaml"), "m", "debian_en_de", [1], {}, generate={"lenpen": None, "beam": None, "min-len": 2})
     assert generation_settings(config, {"last": 3}) == {"min-len": 2}
     assert "|beam:5|lenpen:1|" in score.generated(config, "test", {})
@@ -132,8 +132,8 @@ def test_a_setting_is_an_input_of_the_stages_that_it_changes(change, again, tmp_
         (tmp_path / "m.yaml").write_text(json.dumps(settings))
         return build_run(load_config(tmp_path / "m.yaml"), tmp_path).stages
 
-    known, changed = stages(content), stages(merge(content, change))
-    assert [key for key in known if known[key].inputs != changed[key].inputs] == again
-    (generate,) = known["generate:1"].commands
+    original, changed = stages(content), stages(merge(content, change))
+    assert [key for key in original if original[key].inputs != changed[key].inputs] == again
+    (generate,) = original["generate:1"].commands
     tuned = tmp_path / "debian_en_de" / "m" / "seed1" / "tuned" / "tune.json"
     assert generate[generate.index("--tuned") + 1] == str(tuned)
