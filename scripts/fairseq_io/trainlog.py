@@ -4,9 +4,11 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 _LINE = re.compile(r"^\S+ \S+ \| \w+ \| (train_inner|train|valid) \| (\{.*\})$")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: ([\d,]+)\)")
 _ENDED_EARLY = re.compile(r"early stop since valid performance hasn't improved for last (\d+) runs")
 _EXPLODED = re.compile(r"FloatingPointError: (.*)")
@@ -48,6 +50,7 @@ class TrainLog:
     notices: list[str] = field(default_factory=list)
     _seconds_before: float = 0.0
     _seconds: float = 0.0
+    _started: datetime | None = None  # the time of the first line of this process
 
     @property
     def seconds(self) -> float | None:
@@ -60,10 +63,9 @@ class TrainLog:
             self.backend[match[1]] = match[2]
         if match := _PARAMETERS.search(line):
             self.parameters, self.trained_parameters = (int(group.replace(",", "")) for group in match.groups())
-            self._seconds_before, self._seconds = (
-                self._seconds_before + self._seconds,
-                0.0,
-            )  # fairseq's clock starts again
+            # fairseq's clock starts again
+            self._seconds_before, self._seconds = self._seconds_before + self._seconds, 0.0
+            self._started = _time_of(line)
             self.validations_without_gain = None
         if match := _ENDED_EARLY.search(line):
             self.validations_without_gain = int(match[1])
@@ -76,7 +78,7 @@ class TrainLog:
             return None
         self.updates = max(self.updates, progress.update)
         if "wall" in progress.values:
-            self._seconds = progress.values["wall"]
+            self._seconds = progress.values["wall"] or self._seconds_until(line)  # in a resumed training 0 in fairseq
         if progress.kind == "valid":
             self.valid_loss[progress.update] = progress.values["loss"]
         elif progress.kind == "train_inner":
@@ -84,6 +86,17 @@ class TrainLog:
             if "wps" in progress.values:
                 self.tokens_per_second.append(progress.values["wps"])
         return progress
+
+    def _seconds_until(self, line: str) -> float:
+        """Return the seconds from the start of the process to a line, by the times of the lines; 0 without times."""
+        now = _time_of(line)
+        return 0.0 if now is None or self._started is None else (now - self._started).total_seconds()
+
+
+def _time_of(line: str) -> datetime | None:
+    """Return the time at which a line was logged; None if the line does not start with a time."""
+    match = _TIME.match(line)
+    return datetime.fromisoformat(match[0]) if match else None
 
 
 def read_log(lines: Iterable[str]) -> TrainLog:

@@ -109,5 +109,5 @@ def test_processes_that_would_train_separate_models_are_refused(monkeypatch):
     """The settings of fairseq-hydra-train are not completed in ``call_main``."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     settings = Namespace(distributed_world_size=1)
-    with pytest.raises(RuntimeError, match=r"train a model of its own\. Give .*world_size=2"):
+    with pytest.raises(RuntimeError, match=r"train a separate model\. Add to the command: .*world_size=2"):
         Trainer(Namespace(common=Namespace(cpu=True), distributed_training=settings), None, None, None)

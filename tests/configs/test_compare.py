@@ -27,6 +27,7 @@ PAGES = {
     "compare/table6/two_cores.yaml": "RESULTS-table6.md",
     "compare/lm/two_cores.yaml": "RESULTS-lm.md",
     "compare/summaries/two_cores.yaml": "RESULTS-summaries.md",
+    "debian_docs_en_de/two_cores.yaml": "RESULTS-docs.md",
 }
 TRANSLATION = Vocabulary(3216, None)  # the size for debian_en_de on Debian 12
 WORDS = Vocabulary(51_288, None)  # the size for debian_lm
@@ -104,6 +105,10 @@ def test_every_page_of_results_is_compared_with_its_command():
 
 
 README_ROWS = {
+    "DynamicConv over fairseq's Transformer, BLEU, 8.2M parameters": (
+        "dynamicconv_256",
+        "sacreBLEU over transformer_256",
+    ),
     "LightConv over self-attention, BLEU": ("lightconv", "sacreBLEU over self_attention"),
     "DynamicConv over self-attention, BLEU": ("dynamicconv", "sacreBLEU over self_attention"),
     "perplexity of self-attention": ("lm_self_attention", "perplexity (lower is better)"),
@@ -128,10 +133,10 @@ def readme_rows() -> list[tuple[str, str, str]]:
 
 @functools.cache
 def values_of_records(page: str) -> dict[tuple[str, str], str]:
-    """Return the values of a comparison's runs of several seeds, by run and column."""
+    """Return the values of a comparison's runs by run and column; if some have several seeds, of these only."""
     comparison = read_comparison(CONFIGS / next(file for file, name in PAGES.items() if name == page))
-    read = [read_run(name, comparison.config(name), [RECORDS]) for name in comparison.models]
-    runs = [run for run in read if run and len(run.scored) > 1]
+    read = [run for name in comparison.models if (run := read_run(name, comparison.config(name), [RECORDS]))]
+    runs = [run for run in read if len(run.scored) > 1] or read
     baseline = next(run for run in runs if run.name == comparison.baseline)
     grids = [as_grid(columns) for columns in (table(runs, baseline), speed_table(runs)) if columns]
     # a ratio of speeds belongs to the length in the heading before it

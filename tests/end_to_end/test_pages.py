@@ -120,6 +120,7 @@ def checkouts(tmp_path_factory: pytest.TempPathFactory, run: Any) -> dict[Path, 
     copies = {page: root / str(number) for number, page in enumerate(PAGES)}
     for copy in copies.values():
         shutil.copytree(first, copy)
+        (copy / "configs" / "RESULTS").symlink_to(CHECKOUT / "configs" / "RESULTS")
     binarise = "fairseq-preprocess -s de -t en --trainpref text/train --validpref text/valid --destdir data-bin/de-en"
     run(copies[CHECKOUT / "README.md"], binarise.split()).check_returncode()
     return copies

@@ -41,6 +41,12 @@ def test_the_facts_of_a_resumed_run():
     assert read_log([]).seconds is None
 
 
+def test_the_seconds_of_a_resumed_run_are_those_of_the_lines():
+    """fairseq loads the state of its clock with the checkpoint, and from then on logs 0 seconds."""
+    resumed = [inner(60, 7.0, 0.0).replace("03:04:05", "03:04:35"), inner(80, 6.5, 0.0).replace("03:04:05", "03:05:07")]
+    assert read_log([*LINES, LINES[0], *resumed]).seconds == 7.0 + 62.0
+
+
 def test_the_validations_without_gain_that_ended_a_training():
     """A resumed training has not ended."""
     ended = f"{STAMP} fairseq_cli.train | early stop since valid performance hasn't improved for last 5 runs"
