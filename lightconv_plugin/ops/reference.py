@@ -8,8 +8,10 @@ R = C / H neighbours, which share the kernel of their head (section 3). For a po
 where w is normalised over its K weights, by a softmax unless another normalisation is chosen, and x is zero outside
 0..T-1; an initial state replaces the zeros before position 0. ``padding_l = K - 1`` is the causal convolution of a
 decoder, ``K // 2`` the "same" convolution of an encoder. In LightConv one table w (H, K) serves all positions. In
-DynamicConv each position has its own kernels, w: (T, B, H, K). A linear layer without bias computes their logits from
-x[i] (section 4); it is in ``modules.DynamicConv``.
+DynamicConv each position has its own kernels, w: (T, B, H, K). Their logits come from a linear layer without bias, with
+the weight W: (H, K, C), which is in ``modules.DynamicConv`` (section 4):
+
+    w[i, b, h, j] = softmax over j of (sum over c of  W[h, j, c] * x[i, b, c])
 
 Three decisions that the paper leaves open:
 
