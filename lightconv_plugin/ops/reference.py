@@ -17,10 +17,10 @@ Three decisions that the paper leaves open:
 
 * The kernel is normalised over all its K weights, also where some of them fall on the padding. A step of decoding with
   t < K inputs so far therefore normalises all K logits and then uses the last t weights.
-* DropConnect (section 3) drops normalised weights, independently for every position, sentence and head, also of
-  LightConv's shared kernel. This follows the code behind the published results. In the paper's text, LightConv applies
-  one mask to a head's kernel at all positions and in all sentences; ``modules.LightweightConv`` does so with
-  dropconnect_per="kernel".
+* DropConnect (section 3) drops normalised weights. Each position, sentence and head draws its own mask, in LightConv
+  too, although its positions share a kernel. This follows the code behind the published results. In the paper's text,
+  LightConv applies one mask to a head's kernel at all positions and in all sentences; ``modules.LightweightConv`` does
+  so with dropconnect_per="kernel".
 * When x is float16 or bfloat16, weights are normalised and products summed in float32, and the sum is rounded to x's
   type.
 
