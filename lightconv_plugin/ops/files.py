@@ -22,15 +22,18 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """
     partial = _in_the_making(path)
     try:
-        with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(partial)):
+        with open(partial, "wb") as file:  # if this fails, a file of that name is not ours to remove
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(partial, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    partial.unlink()
+                raise
+    except OSError as error:
+        if error.filename in (None, str(partial)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error
         raise
     _sync_folder(path.parent)

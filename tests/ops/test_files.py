@@ -41,3 +41,12 @@ def test_the_error_names_the_path(tmp_path):
         with pytest.raises(error, match=f"'{path}'"), whole_file(path):
             pass
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_file_that_cannot_be_opened_stays(tmp_path):
+    """It was not written here: a link of the temporary name, which leads to nowhere."""
+    path, partial = tmp_path / "file", tmp_path / ".file.lightconv"
+    partial.symlink_to(tmp_path / "none" / "elsewhere")
+    with pytest.raises(FileNotFoundError, match=f"'{path}'"), whole_file(path):
+        pass
+    assert partial.is_symlink()
