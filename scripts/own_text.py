@@ -41,7 +41,8 @@ _SAMPLE = 100_000  # number of lines whose words and letters are counted
 _MIN_UPDATES = 600
 _CHECKPOINTS = 20  # saved by a training of any length
 _SUBWORDS = {20_000: 2000, 500_000: 8000, 5_000_000: 16_000, math.inf: 32_000}  # by the largest number of pairs
-_BUDGET = {False: (5, 20_000), True: (30, 100_000)}  # passes over the text, largest number of updates; True: on a GPU
+_PASSES = 30  # over the text
+_MAX_UPDATES = {False: 20_000, True: 100_000}  # True: on a GPU
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,11 @@ def config_text(name: str, source: Side, target: Side, *, files: Files, gpu: boo
         files: where the configuration is written.
         gpu: the training runs on GPUs.
     """
-    passes, max_updates = _BUDGET[gpu]
+    max_updates = _MAX_UPDATES[gpu]
     tokens = max(1.0, sum(target.words) / max(1, len(target.words)) * 1.4 * target.lines)
     # tokens of an update; without a GPU two processes share them, each with room for the longest line
     update = 4000 if gpu else max(1536, 8 * max_words(source, target))
-    updates = math.ceil(int(min(max(passes * tokens / update, _MIN_UPDATES), max_updates)) / 100) * 100
+    updates = math.ceil(int(min(max(_PASSES * tokens / update, _MIN_UPDATES), max_updates)) / 100) * 100
     if gpu:
         arch = "pla_dynamicconv_iwslt_de_en" if target.lines < 1_000_000 else "pla_dynamicconv_wmt_en_de_big"
         # the recipe's warm-up, at most a tenth of the training
@@ -181,7 +182,7 @@ batch: {{tokens: {update}, max-tokens: {update // 2}}}  # each of two processes 
 #   {files.command}
 {yaml.safe_dump(keys, allow_unicode=True, sort_keys=False, width=math.inf).rstrip()}
 train:
-  # {passes} passes over the text, but {_MIN_UPDATES} to {max_updates:,} updates; longer is better
+  # {_PASSES} passes over the text, but {_MIN_UPDATES} to {max_updates:,} updates
   max-update: {updates}
   save-interval-updates: {updates // _CHECKPOINTS}  # {_CHECKPOINTS} checkpoints
   validate-interval-updates: {updates // _CHECKPOINTS}

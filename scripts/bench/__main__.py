@@ -10,6 +10,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 
 from data_prep.common.command import argument_parser, positive, run_command
 from data_prep.common.errors import UserError
@@ -19,6 +20,7 @@ from data_prep.common.terminal import StatusLine, aligned
 MEASURED = {
     "ops": ("operators", "LightConv and DynamicConv alone, against fairseq's modules, F.conv1d and attention"),
     "decode": ("decoding", "one decoding step, and beam search from end to end"),
+    "text": ("text", "the translation of a whole file, beside fairseq-interactive and CTranslate2"),
     "train": ("training", "updates as fairseq-train makes them"),
     "kernels": ("kernels", "the time of the convolutions' kernels beside that of a copy"),
 }
@@ -37,7 +39,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         form = argparse.ArgumentDefaultsHelpFormatter
         add = commands.add_parser(name, formatter_class=form, help=text, description=f"Measure {text}.").add_argument
         add("--device", default="cpu", help="cpu, cuda or cuda:N")
-        add("--seconds", type=float, default=1.0, help="approximate number of seconds for which each case is timed")
+        if name == "text":
+            add("ours", type=Path, metavar="OURS", help="folder of a run of the plugin's models in work/")
+            add("peer", type=Path, metavar="PEER", help="folder of a run of fairseq's Transformer on the same dataset")
+            add("file", type=Path, metavar="FILE", help="text, one sentence per line")
+            add("--beam", type=positive, default=4, help="width of the search")
+        else:
+            add("--seconds", type=float, default=1.0, help="approximate number of seconds for which each case is timed")
         if name == "kernels":
             add("--tokens", type=positive, default=4096, help="T * B")
             add("--channels", type=positive, default=1024, help="C, in heads of 64")

@@ -1,10 +1,11 @@
-"""CTranslate2, a C++ translator for Transformers, which ``scripts.bench decode`` also times if it is installed.
+"""CTranslate2, a C++ translator for Transformers, which ``scripts.bench`` also times if it is installed.
 
 It runs in processes of its own, which do not import torch: torch and CTranslate2 each bring an OpenMP library, and with
 two such libraries in one process, both are half as fast.
 """
 
 import importlib.util
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -54,12 +55,22 @@ class Translator:
         # without the end-of-sentence symbol, which CTranslate2 adds itself
         sentences = [[self.words[word] for word in line[:-1]] for line in source.tolist()]
 
+        lengths = {"min_decoding_length": length, "max_decoding_length": length}
+
         def translate() -> None:
-            for written in self.process.submit(_translate, sentences, beam, length).result():
+            for written in self._lengths(sentences, beam_size=beam, max_batch_size=0, **lengths):
                 if written != length:
                     raise RuntimeError(f"CTranslate2 wrote {written} words, not {length}")
 
         return translate
+
+    def translate(self, sentences: list[list[str]], *, beam: int, length_penalty: float, max_tokens: int) -> list[int]:
+        """Translate in batches that CTranslate2 makes, of at most ``max_tokens``; return the results' lengths."""
+        batches = {"max_batch_size": max_tokens, "batch_type": "tokens"}
+        return self._lengths(sentences, beam_size=beam, length_penalty=length_penalty, **batches)
+
+    def _lengths(self, sentences: list[list[str]], **options: Any) -> list[int]:
+        return self.process.submit(_translate, sentences, options).result()
 
 
 def _supported(device: str, index: int) -> set[str]:
@@ -71,6 +82,7 @@ def _supported(device: str, index: int) -> set[str]:
 def _convert(folder: str) -> None:
     from ctranslate2.converters import FairseqConverter
 
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # hide messages about the dictionaries
     # safe to unpickle: ``Translator`` has just written the file
     converter = FairseqConverter(f"{folder}/model.pt", folder, "src", "tgt", unsafe_deserialization=True)
     converter.convert(f"{folder}/converted")
@@ -85,8 +97,5 @@ def _load(folder: str, options: dict[str, Any], threads: int) -> int:
     return os.getpid()
 
 
-def _translate(sentences: list[list[str]], beam: int, length: int) -> list[int]:
-    results = _loaded.translate_batch(
-        sentences, beam_size=beam, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
-    )
-    return [len(result.hypotheses[0]) for result in results]
+def _translate(sentences: list[list[str]], options: dict[str, Any]) -> list[int]:
+    return [len(result.hypotheses[0]) for result in _loaded.translate_batch(sentences, **options)]

@@ -33,7 +33,7 @@ def precisions(args: Namespace) -> list[str]:
     On a CPU the others are bf16 and, for searches, int8, if the processor has units for them; on a GPU fp16 for
     searches.
     """
-    searches = args.what == "decode"
+    searches = args.what in ("decode", "text")
     if args.device != "cpu":
         return ["fp32", "fp16"] if searches else ["fp32"]
     chosen = ["fp32"]

@@ -8,6 +8,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from data_prep.common.errors import UserError
@@ -165,3 +166,12 @@ def translation(arch: str, vocab_size: int, flags: list[str], *, task: str = "tr
         dictionary.add_symbol(f"w{number}")
     translation_task = TASK_REGISTRY[task](cfg.task, dictionary, dictionary)
     return TaskAndModel(args, cfg, translation_task, translation_task.build_model(cfg.model))
+
+
+def load_trained(model: Path, dictionaries: Path) -> TaskAndModel:
+    """Load a checkpoint with the task that it was trained with. Call ``load_plugin`` before."""
+    from fairseq import checkpoint_utils
+
+    overrides = {"data": str(dictionaries.resolve())}
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(model)], arg_overrides=overrides)
+    return TaskAndModel(cfg.model, cfg, task, models[0])

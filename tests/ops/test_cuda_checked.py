@@ -104,12 +104,12 @@ FAULTS: dict[str, tuple[str, str, str, tuple[tuple[str, str], ...], str]] = {
     "a race that no order shows": (
         *("races", "search", "fused/search.cuh"),
         (("__syncwarp();  // what", "// what"),),  # shuffles are no barriers
-        "a race: thread 0 of block 0 writes what, as a reader, thread 1 of block 0 did before",
+        "a race: thread 0 of block 0 writes after an unordered read by thread 1 of block 0",
     ),
     "a race for what another block reads": (
         *("races", "search", "fused/search.cuh"),
         (("if (sentence == 0) args.limits[0] = step + 1;", "args.limits[2] -= sentence / 9;"),),
-        "a race: thread 0 of block 1 reads what thread 0 of block 0 did before",
+        "a race: thread 0 of block 1 reads after an unordered write by thread 0 of block 0",
     ),
 }
 

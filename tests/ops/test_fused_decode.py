@@ -92,7 +92,7 @@ def test_an_index_without_a_sentence(run):
     """A CPU raises an error. A GPU, whose index the host would have to wait for, returns NaN."""
     query, keys, sentence = torch.ones(1, 2, 8), torch.ones(1, 3, 8), torch.tensor([0, 1])
     if not run.gpu:
-        with pytest.raises(RuntimeError, match="names a sentence that there is not"):
+        with pytest.raises(RuntimeError, match="the sentence of a query is not one of the keys' sentences"):
             run.attend(query, keys, keys, None, sentence, 2)
         return
     got = run.attend(query, keys, keys, None, sentence, 2)

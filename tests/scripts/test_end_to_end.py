@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from data_prep.common.errors import UserError
 from data_prep.common.files import read_lines, write_json, write_lines
 from data_prep.common.pipeline import STAMP, Stamp, read_stamp, sizes
 from data_prep.common.process import python_module
@@ -22,6 +23,9 @@ from data_prep.text import bpe
 from lightconv_plugin import LightConvModel
 from lightconv_plugin.ops.fused.linear import lacking
 from scripts import generate, score, translate, tune
+from scripts.bench import __main__ as bench
+from scripts.bench import ctranslate2
+from scripts.bench import text as text_bench
 from scripts.config import load_config
 from scripts.fairseq_io import translator
 from scripts.fairseq_io.commands import generate_command
@@ -285,6 +289,22 @@ def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path,
     write_lines(file, written(data, "en"))
     with products_in("fp32"):
         assert ask(model, b"", str(file), "--precision", "int8") == list(map(back, hypotheses))
+
+
+def test_a_file_is_timed_in_each_program(data, finished, tmp_path, monkeypatch):
+    """fairseq-interactive and our search translate the same lines with the same model into as many subwords."""
+    monkeypatch.setattr(ctranslate2, "compute_types", lambda device: [])
+    monkeypatch.setattr(text_bench, "precisions", lambda args: ["fp32"])
+    file, run_folder = tmp_path / "my.en", str(data / "toy")
+    write_lines(file, [*written(data, "en"), ""])
+    with products_in("fp32"):
+        out = run(bench.main, "text", run_folder, run_folder, file, "--beam", 2)
+    rows = [line.split() for line in out.splitlines() if line.startswith("toy")]
+    assert [row[1:3] for row in rows] == [["fairseq-interactive", "fp32"], ["scripts.translate", "fp32"]]
+    assert {row[3] for row in rows} == {str(len(written(data, "en")))}
+    assert rows[0][5] == rows[1][5]
+    with pytest.raises(UserError, match="there is no file"):
+        bench.main(["text", run_folder, run_folder, str(tmp_path / "none")])
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-// What the CUDA side asks of torch, where its operators take CPU tensors: as torch.ops.lightconv_emulated, chosen by flags.
+// Replaces torch's CUDA device and stream when the CUDA operators are compiled for CPU tensors, with the flags EMULATED
+// of cuda_on_cpu.py, as torch.ops.lightconv_emulated.
 #include "cuda/compiler.h"
 #include "cuda/memory.h"
 
@@ -14,10 +15,10 @@ void* current_stream(int) { return stream; }
 
 extern "C" {
 
-// The pretended GPU, whose number is its capability, and the stream of what follows.
+// Sets the emulated GPU (see `contexts` in libcuda.cpp) and the stream of the calls that follow.
 void emulate(int device, void* stream) { lightconv::cuda::device = device, lightconv::cuda::stream = stream; }
 
-// Compiles a source for a capability; "" or the error.
+// Compiles a source for a compute capability. Returns "" or the error message.
 const char* compile_only(const char* source, int capability) {
   static std::string message;
   message.clear();

@@ -1,5 +1,5 @@
-// Stands in for libcuda.so.1: loads what nvrtc.cpp made, runs it at once, and records what was asked of it. Machine code
-// of a real GPU is taken too; launching it does nothing.
+// Replaces libcuda.so.1: loads the images that nvrtc.cpp makes, runs each launch to its end, and records the calls.
+// Images of a real GPU are accepted too; launching them does nothing.
 #include <dlfcn.h>
 #include <elf.h>
 #include <sys/mman.h>
@@ -21,15 +21,15 @@ struct Launch {
   unsigned int blocks, threads, shared_bytes;
 };
 
-int contexts[128];  // their addresses are the devices' contexts; device 75 is an sm_75, those below 50 are sm_90
-std::map<void*, int> granted;  // bytes of shared memory that a kernel was granted
+int contexts[128];  // the address of element i is the context of device i: an sm_90 if i < 50, otherwise an sm_i
+std::map<void*, int> granted;  // opt-in shared memory of each kernel, in bytes
 int modules = 0;
-int nothing;  // its address is a module of a real GPU
+int nothing;  // its address stands for a module of a real GPU
 int next_error = 0, next_load_error = 0;
-bool capturing = false;         // some thread captures a graph, in the mode "global"
+bool capturing = false;         // a thread is capturing a graph in the mode "global"
 thread_local int capture_mode;  // 0 global, 1 thread-local, 2 relaxed
 std::vector<std::string> functions;
-thread_local std::vector<void*> stack;  // each thread has a context of its own
+thread_local std::vector<void*> stack;  // each thread has its own current context
 std::mutex running;                     // one kernel, or one load, at a time
 std::vector<Launch> launches;
 
@@ -41,14 +41,14 @@ void shim_fail_next_launch(int error) { next_error = error; }
 void shim_fail_next_load(int error) { next_load_error = error; }
 void shim_capture(int on) { capturing = on != 0; }
 int shim_capture_mode() { return capture_mode; }
-// The names of the kernels that were asked for, in order.
+// Names of the kernels that cuModuleGetFunction was called for, in order.
 int shim_functions() { return static_cast<int>(functions.size()); }
 const char* shim_function(int index) { return functions[index].c_str(); }
 int shim_modules() { return modules; }
 int shim_context_depth() { return static_cast<int>(stack.size()); }
 int shim_launches() { return static_cast<int>(launches.size()); }
 void shim_forget() { launches.clear(); }
-// device, stream, blocks, threads, shared bytes
+// Writes device, stream, blocks, threads and bytes of shared memory of a launch to `facts`.
 void shim_launch(int index, long long* facts) {
   const Launch& launch = launches[index];
   facts[0] = static_cast<int*>(launch.context) - contexts, facts[1] = reinterpret_cast<long long>(launch.stream);
@@ -84,10 +84,10 @@ int cuModuleLoadData(void** module, const void* image) {
   if (std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return 200;
   const size_t size = header->e_shoff + static_cast<size_t>(header->e_shnum) * header->e_shentsize;
   if (header->e_machine == EM_CUDA) return *module = &nothing, 0;
-  const int file = memfd_create("module", 0);  // a file in memory, which dlopen takes by its path
+  const int file = memfd_create("module", 0);  // a file in memory, which dlopen opens by its path
   const bool written = file >= 0 && write(file, image, size) == static_cast<ssize_t>(size);
   *module = written ? dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-  return *module == nullptr ? 200 : 0;  // the file stays open: its number, and so the module's path, is its alone
+  return *module == nullptr ? 200 : 0;  // the file stays open, so that no other module gets its path
 }
 
 int cuModuleGetFunction(void** function, void* module, const char* name) {

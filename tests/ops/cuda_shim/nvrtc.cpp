@@ -1,7 +1,7 @@
-// Stands in for libnvrtc: "compiles" with g++ against shim.h, to a shared object in place of a cubin.
-// SHIM_COMMAND is the compiler with its flags; without it the result is an image of a GPU's kind that holds no code.
-// NVRTC_LOG, if set, names a file that gets a line for each compilation.
-// NVRTC_MEET, if set, is a number of compilations that wait for each other; one that waits in vain fails.
+// Replaces libnvrtc: compiles with a C++ compiler against shim.h, to a shared object instead of a cubin.
+// SHIM_COMMAND is the compiler with its flags; without it, images have the header of a GPU's and no code.
+// NVRTC_LOG, if set, names a file to which a line is appended for each compilation.
+// NVRTC_MEET, if set, is the number of compilations that wait for each other; one that waits 20 seconds in vain fails.
 #include <elf.h>
 #include <unistd.h>
 
@@ -33,7 +33,7 @@ std::string read(const std::string& path) {
 
 Program* program_of(void* handle) { return static_cast<Program*>(handle); }
 
-// Waits until as many compilations have begun as NVRTC_MEET says.
+// Waits until NVRTC_MEET compilations have started. Returns false after 20 seconds.
 bool meet() {
   static std::mutex mutex;
   static std::condition_variable arrived;
@@ -78,13 +78,13 @@ int nvrtcCompileProgram(void* handle, int, const char* const*) {
 #else
 int nvrtcCompileProgram(void* handle, int, const char* const*) {
   Program& program = *program_of(handle);
-  if (!meet()) return program.log = "error: no other compilation began\n", 6;
+  if (!meet()) return program.log = "error: the other compilations of NVRTC_MEET did not start\n", 6;
   static std::atomic<int> count_so_far{0};
   const std::filesystem::path folder = std::filesystem::temp_directory_path() /
       ("lightconv-shim-" + std::to_string(getpid()) + "-" + std::to_string(count_so_far++));
   if (!std::filesystem::create_directory(folder)) return 1;
   const std::string base = (folder / "kernel").string(), object = base + ".so", log = base + ".log";
-  std::smatch kernel;  // with none the compiler has something to say
+  std::smatch kernel;  // if there is no match, the compiler reports an error
   std::regex_search(program.source, kernel, std::regex("__launch_bounds__.* (\\w+)\\("));
   std::ofstream(base + ".cpp") << "#include \"shim.h\"\n" << program.source
       << "extern \"C\" __attribute__((visibility(\"default\"))) void shim_run_" << kernel[1] << "(unsigned blocks, int threads, int bytes, "

@@ -1,5 +1,5 @@
-// Runs a kernel's threads on one CPU thread: a fiber for each thread of a block, block after block, in an order that can
-// be chosen. What a fiber does between two barriers happens at once.
+// Runs a kernel's threads on one CPU thread: block after block, with a fiber for each thread of a block, in an order
+// that can be chosen. A fiber runs from one barrier to the next without interruption.
 #include "scheduler.h"
 
 #include <setjmp.h>
@@ -23,7 +23,7 @@ extern "C" {
 Index threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) unsigned char shared[shared_capacity + shared_guard];
 
-// null where AddressSanitizer is not loaded
+// null if AddressSanitizer is not loaded
 __attribute__((weak)) void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t bytes);
 __attribute__((weak)) void __sanitizer_finish_switch_fiber(void* fake_stack, const void** old_bottom, size_t* old_bytes);
 __attribute__((weak)) void __asan_poison_memory_region(const volatile void* at, size_t bytes);
@@ -33,7 +33,7 @@ __attribute__((weak)) void __asan_unpoison_memory_region(const volatile void* at
 namespace shim {
 namespace {
 
-// A stack that fibers jump between, and what AddressSanitizer has to know of it.
+// The stack of a fiber or of the scheduler, as AddressSanitizer needs to know it when another stack is used.
 struct Stack {
   const void* bottom = nullptr;
   size_t bytes = 0;
@@ -58,18 +58,18 @@ struct Fiber {
   Stack stack;
   ucontext_t context;
   bool started = false;
-  int turn;                 // of the two slots
-  int barriers, warp_barriers;  // that it has passed
-  std::deque<std::pair<int, Copy>> copies;  // with the number of their group
+  int turn;                 // the slot that is used next
+  int barriers, warp_barriers;  // number passed so far
+  std::deque<std::pair<int, Copy>> copies;  // pending copies with the number of their group
   int group;                                // of the next copy
-  unsigned char slot[2][32];  // what a lane shows to its warp, turn by turn
+  unsigned char slot[2][32];  // values that the lane shows to its warp, in turn
 };
 
 std::vector<Fiber> fibers;
 int running;
 jmp_buf scheduler;
 Stack scheduler_stack;
-unsigned int order, noise;  // noise: xorshift's
+unsigned int order, noise;  // noise: state of a xorshift generator
 void (*kernel)(const void*);
 const void* arguments;
 
@@ -95,24 +95,25 @@ void body() {
   }
 }
 
-// ---- Races: of kernels compiled with -fsanitize=thread, whose accesses come to the functions at the end ----
+// ---- Races. Kernels compiled with -fsanitize=thread report each access to the functions at the end of this file ----
 
-// Two threads race for a byte where one of them writes it and no barrier is between them: one of the block, or one of
-// their warp. Shuffles are none, nor is anything between blocks, but for what an atomic operation has changed.
+// Two threads race for a byte if one of them writes it and there is no barrier between their accesses: one of their
+// block, or one of their warp. Shuffles are not barriers, and between blocks there are none. Bytes that were accessed
+// by an atomic operation are not checked.
 struct Access {
-  int block = -1, thread = -1, barriers = 0, warp_barriers = 0;  // block -1: there was none
+  int block = -1, thread = -1, barriers = 0, warp_barriers = 0;  // block -1: no access
 };
 
 struct Byte {
-  Access writer, readers[2];  // since the last write: of two warps, if there were
+  Access writer, readers[2];  // readers: since the last write, from two warps if there are two
   bool atomic = false;
 };
 
-std::unordered_map<uintptr_t, std::array<Byte, 16>> memory;  // by 16 bytes, of one launch
+std::unordered_map<uintptr_t, std::array<Byte, 16>> memory;  // of one launch; key: address / 16
 
 bool is_shared(uintptr_t at) { return at - reinterpret_cast<uintptr_t>(shared) < sizeof shared; }
 
-// Is an access before another one of the running thread?
+// True if an access is ordered before `now`, one of the running thread.
 bool ordered(const Access& before, const Access& now, uintptr_t at) {
   if (before.block != now.block) return before.block < 0 || is_shared(at);
   if (before.thread == now.thread || before.barriers < now.barriers) return true;
@@ -121,7 +122,7 @@ bool ordered(const Access& before, const Access& now, uintptr_t at) {
 
 void must(bool well, uintptr_t at, const Access& before, const Access& now, const char* what) {
   if (well) return;
-  std::fprintf(stderr, "cuda shim: a race: thread %d of block %d %s thread %d of block %d did before, ", now.thread, now.block,
+  std::fprintf(stderr, "cuda shim: a race: thread %d of block %d %s thread %d of block %d, ", now.thread, now.block,
                what, before.thread, before.block);
   if (is_shared(at)) std::fprintf(stderr, "byte %d of shared memory\n", static_cast<int>(at - reinterpret_cast<uintptr_t>(shared)));
   else std::fprintf(stderr, "address %p\n", reinterpret_cast<void*>(at));
@@ -141,9 +142,11 @@ void access(const void* from, size_t bytes, bool writes) {
   for (uintptr_t at = first; at < first + bytes; ++at) {
     Byte& byte = byte_of(at);
     if (byte.atomic) continue;
-    must(ordered(byte.writer, now, at), at, byte.writer, now, writes ? "writes what" : "reads what");
+    must(ordered(byte.writer, now, at), at, byte.writer, now,
+         writes ? "writes after an unordered write by" : "reads after an unordered write by");
     Access* readers = byte.readers;
-    for (int i = 0; i < 2 && writes; ++i) must(ordered(readers[i], now, at), at, readers[i], now, "writes what, as a reader,");
+    for (int i = 0; i < 2 && writes; ++i)
+      must(ordered(readers[i], now, at), at, readers[i], now, "writes after an unordered read by");
     if (writes) byte = {now};
     else if (ordered(readers[0], now, at)) readers[0] = now, readers[1] = ordered(readers[1], now, at) ? Access{} : readers[1];
     else if (ordered(readers[1], now, at) || readers[1].thread / 32 == readers[0].thread / 32) readers[1] = now;
@@ -170,7 +173,7 @@ void resume(int index) {
   setcontext(&fiber.context);
 }
 
-// Runs act(i) for each i below `count`, in the chosen order.
+// Calls act(i) for each i below `count`, in the chosen order.
 template <class Do> void each(int count, const Do& act) {
   std::vector<int> turns(count);
   std::iota(turns.begin(), turns.end(), 0);
@@ -181,7 +184,7 @@ template <class Do> void each(int count, const Do& act) {
   for (int i = 0; i < count; ++i) act(turns[order == 1 ? count - 1 - i : i]);
 }
 
-// Runs a warp until all its lanes wait for the block or have left.
+// Runs a warp until each of its lanes waits at a barrier of the block or has finished.
 void run_warp(int first, int last) {
   for (bool shuffled = true; shuffled;) {
     int count[4] = {};
@@ -191,7 +194,7 @@ void run_warp(int first, int last) {
     });
     const int at_warp = count[static_cast<int>(State::at_warp)];
     shuffled = at_warp > 0;
-    if (shuffled && at_warp < last - first) fail("some lanes of a warp are not at its shuffle");
+    if (shuffled && at_warp < last - first) fail("some lanes of a warp do not reach its shuffle or barrier");
     if (shuffled)
       for (int i = first; i < last; ++i) fibers[i].state = State::ready;
   }
@@ -211,7 +214,7 @@ void run_block(int threads) {
 }  // namespace
 
 void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const void*), const void* args) {
-  if (shared_bytes > shared_capacity) fail("a block asks for more shared memory than there is");
+  if (shared_bytes > shared_capacity) fail("a block needs more shared memory than the emulated GPU has");
   if (static_cast<int>(fibers.size()) < threads) fibers.resize(threads);
   const char* chosen = std::getenv("SHIM_ORDER");
   kernel = entry, arguments = args, order = noise = chosen ? std::atoi(chosen) : 0;
@@ -220,13 +223,13 @@ void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const
   unsigned char* end = shared + shared_bytes;
   each(blocks, [&](int block) {
     blockIdx.x = block;
-    std::memset(shared, 0xff, shared_bytes);  // NaN, so that what is read before it is written shows
+    std::memset(shared, 0xff, shared_bytes);  // NaN, so that reading memory before it is written shows in the results
     std::memset(end, 0x5a, shared_guard);
     if (__asan_poison_memory_region) __asan_poison_memory_region(end, shared_guard);
     run_block(threads);
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(end, shared_guard);
     for (int i = 0; i < shared_guard; ++i)
-      if (end[i] != 0x5a) fail("shared memory is written beyond what was asked for");
+      if (end[i] != 0x5a) fail("shared memory is written beyond the size given at the launch");
   });
 }
 
@@ -247,10 +250,11 @@ bool next_copy(int left, Copy& copy) {
   if (copies.empty() || copies.front().first >= fibers[running].group - left) return false;
   copy = copies.front().second;
   copies.pop_front();
-  for (uintptr_t at = reinterpret_cast<uintptr_t>(copy.to), i = 0; i < 16; ++i) {  // nobody since it began
+  for (uintptr_t at = reinterpret_cast<uintptr_t>(copy.to), i = 0; i < 16; ++i) {  // no access since the copy began
     const Byte& byte = byte_of(at + i);
-    must(byte.writer.thread == running, at + i, byte.writer, here(), "finishes a copy to what");
-    for (const Access& reader : byte.readers) must(reader.block < 0, at + i, reader, here(), "finishes a copy to what, as a reader,");
+    must(byte.writer.thread == running, at + i, byte.writer, here(), "finishes a copy over a write by");
+    for (const Access& reader : byte.readers)
+      must(reader.block < 0, at + i, reader, here(), "finishes a copy after a read by");
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// What a kernel sees of the machine that runs it: scheduler.cpp, compiled once for all kernels.
+// The interface between a kernel and the emulated GPU, scheduler.cpp, which is compiled once for all kernels.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +9,21 @@ struct Index {
 
 extern "C" {
 extern Index threadIdx, blockIdx, blockDim, gridDim;
-extern unsigned char shared[];  // of the block that runs
+extern unsigned char shared[];  // shared memory of the running block
 }
 
 namespace shim {
 
-// Runs a launch, entry(arguments) in each thread. $SHIM_ORDER is the order of blocks, warps and lanes: 0 or unset rising,
-// 1 falling, else shuffled, anew at every barrier, from this seed.
+// Runs a launch: entry(arguments) in each thread. $SHIM_ORDER is the order of blocks, warps and lanes: 0 or unset is
+// rising, 1 is falling, and any other number is the seed of an order that is shuffled again at every barrier.
 void run(unsigned int blocks, int threads, int shared_bytes, void (*entry)(const void*), const void* arguments);
 
 void sync_block();
 void sync_warp();
-void atomic(const void* at, size_t bytes);  // says that an atomic operation follows
+void atomic(const void* at, size_t bytes);  // reports that an atomic operation follows
 
-// A thread's copies under way, in groups. None is made before it is waited for: next_copy gives what must be made before
-// only the last `left` groups are under way, and false where that is all.
+// A thread's pending asynchronous copies, in groups. A copy is not made before the thread waits for it: next_copy
+// returns the next copy to make, or false if only copies of the last `left` groups are pending.
 struct Copy {
   void* to;
   const void* from;
@@ -33,8 +33,8 @@ void copy_later(const Copy& copy);
 void finish_group();
 bool next_copy(int left, Copy& copy);
 
-// Shows some bytes, at most 32, to the warp and waits for all its lanes; `read`, given what `show` returned, gives any
-// lane's.
+// `show` shows at most 32 bytes to the warp and waits for all its lanes. `read`, given the result of `show`, copies the
+// bytes that a lane showed.
 int show(const void* mine, size_t bytes);
 void read(int lane, int shown, void* to, size_t bytes);
 

@@ -1,6 +1,7 @@
-// CUDA C++ as C++ for a CPU; scheduler.cpp runs the threads. Coalescing and register limits are not seen here. What is
-// seen: barriers that not all threads reach, shuffles of lanes that have left, shared memory read before it is written (it
-// starts as NaN) or written beyond what was asked for; and, by AddressSanitizer, what test_cuda_checked.py says.
+// CUDA C++ as C++ for a CPU; scheduler.cpp runs the threads. Coalescing and register limits are not emulated. Detected
+// are shuffles and warp barriers that not all lanes reach, and shared memory that is read before it is written (it
+// starts as NaN) or written beyond the size given at the launch; and, with sanitizers, the faults of
+// test_cuda_checked.py.
 #pragma once
 
 #include <cmath>
@@ -35,7 +36,7 @@ inline void __stcg(uint4* at, uint4 value) { *at = value; }
 
 namespace shim {
 
-// Shows `mine` to the warp; afterwards read(lane) gives any lane's.
+// Shows `mine` to the warp; afterwards read(lane) returns the value of any lane.
 template <class T> struct Exchange {
   static_assert(sizeof(T) <= 32);
   int shown;
@@ -91,7 +92,7 @@ template <int N> void wait_for_copies() {
   }
 }
 
-// ldmatrix by the layout of the PTX manual.
+// ldmatrix, with the layout of the PTX manual.
 template <bool Transposed> void load_matrices(unsigned int (&to)[4], const unsigned char* row) {
   struct Row {
     unsigned short number[8];
@@ -106,7 +107,7 @@ template <bool Transposed> void load_matrices(unsigned int (&to)[4], const unsig
   }
 }
 
-// mma m16n8k16 by the layout of the PTX manual.
+// mma m16n8k16, with the layout of the PTX manual.
 template <class S> void mma(float (&d)[4], const unsigned int (&a)[4], const unsigned int (&b)[2]) {
   struct Words {
     unsigned int a[4], b[2];

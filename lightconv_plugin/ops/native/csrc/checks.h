@@ -1,4 +1,4 @@
-// What the operators ask of their arguments, in the same words on CPUs and GPUs.
+// Checks of the operators' arguments, with the same error messages on CPUs and GPUs.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 namespace lightconv {
 
-// A probability of dropping as the kernels have it: in float32, and less than 1 there too.
+// Rounds a probability of dropping p < 1 to float32, in which it stays below 1.
 inline float probability_of(double p) { return std::min(static_cast<float>(p), 0x1.fffffep-1f); }
 
 inline void check_dropping(const char* operator_name, double p, const std::optional<Tensor>& seed) {
   STD_TORCH_CHECK(p >= 0.0 && p < 1.0, operator_name, " is outside [0, 1)");
   STD_TORCH_CHECK(p == 0.0 || (seed.has_value() && seed->numel() == 1 && seed->scalar_type() == ScalarType::Long),
-                  operator_name, " needs a seed, one int64");
+                  operator_name, " > 0 needs a seed, a tensor of one int64");
 }
 
-// A decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Gives M.
+// Checks a decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Returns M.
 inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Tensor& position, int64_t N, int64_t C,
                           int64_t K, ScalarType type) {
   STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == K && ring.size(1) >= N && ring.size(2) == C &&
@@ -29,11 +29,11 @@ inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Ten
                       ancestors.scalar_type() == ScalarType::Int && ancestors.is_contiguous(),
                   "conv_step: expected ancestors (K, N), int32, contiguous");
   STD_TORCH_CHECK(ring.size(1) <= INT32_MAX && position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "conv_step: expected position (1,), int64");
+                  "conv_step: expected position (1,), int64, and a ring (K, M, C) of M < 2^31");
   return ring.size(1);
 }
 
-// Sizes of a decoding step: x (1, N, C), weight (H, K) or, dynamic, (1, N, H, K), and a state whose ring has M rows.
+// Sizes of a decoding step: x (1, N, C), weight (H, K) or, if dynamic, (1, N, H, K), and ring (K, M, C).
 struct StepSizes {
   int64_t N, M, C, H, K;
   bool dynamic;
@@ -46,7 +46,7 @@ inline StepSizes check_step(const Tensor& x, const Tensor& weight, const Tensor&
   const bool dynamic = weight.dim() == 4;
   StepSizes sizes{x.size(1), 0, x.size(2), weight.size(dynamic ? 2 : 0), weight.size(dynamic ? 3 : 1), dynamic};
   STD_TORCH_CHECK(!dynamic || (weight.size(0) == 1 && weight.size(1) == sizes.N),
-                  "conv_step: weight (1, N, H, K) has other rows than x (1, N, C)");
+                  "conv_step: expected weight (1, N, H, K) with the N of x (1, N, C)");
   STD_TORCH_CHECK(sizes.K > 0 && sizes.H > 0 && sizes.C % sizes.H == 0,
                   "conv_step: the heads do not divide the channels");
   STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "conv_step: x, weight and ring differ in type");
@@ -54,34 +54,34 @@ inline StepSizes check_step(const Tensor& x, const Tensor& weight, const Tensor&
   return sizes;
 }
 
-// Rows of logits (N, V) and their targets (N,).
+// Checks logits (N, V) and their targets (N,).
 inline void check_loss(const Tensor& logits, const Tensor& target) {
   STD_TORCH_CHECK(logits.dim() == 2 && target.dim() == 1 && target.size(0) == logits.size(0) &&
                       target.scalar_type() == ScalarType::Long,
                   "smoothed_nll: expected logits (N, V) and target (N,), int64");
 }
 
-// Logits (N, V) of the continuations of N / beams sentences, scores (N,), limits (3,), and the special tokens.
+// Checks logits (N, V) of N / beams sentences, scores (N,), limits (3,) and the special tokens.
 inline void check_candidates(const Tensor& logits, const Tensor& scores, const Tensor& limits, int64_t beams,
                              double temperature, std::initializer_list<int64_t> special) {
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) > 0 && logits.size(1) <= INT32_MAX && beams > 0 &&
                       logits.size(0) % beams == 0,
-                  "step_candidates: expected logits (sentences * beams, V), V from 1 on; got beams = ", beams);
+                  "step_candidates: expected logits (sentences * beams, V), V >= 1; got beams = ", beams);
   STD_TORCH_CHECK(temperature > 0, "step_candidates: expected a temperature above 0; got ", temperature);
   for (int64_t token : special)
     STD_TORCH_CHECK(token >= 0 && token < logits.size(1), "step_candidates: a special token is outside the vocabulary");
   STD_TORCH_CHECK(scores.numel() == logits.size(0) && scores.scalar_type() == ScalarType::Float,
                   "step_candidates: expected scores (sentences * beams,), float32");
   STD_TORCH_CHECK(limits.numel() == 3 && limits.scalar_type() == ScalarType::Long && limits.is_contiguous(),
-                  "step_candidates: expected limits (3,), int64");
+                  "step_candidates: expected limits (3,), int64, contiguous");
 }
 
-// Sizes of the end of a step of a search: hypotheses in all and of each sentence, steps at most, slots of the rings.
+// Sizes of search_step: N = sentences * beams hypotheses, at most `longest` steps, rings of `slots` slots.
 struct SearchSizes {
   int64_t N, sentences, beams, longest, slots;
 };
 
-// Candidates (sentences, 2 * beams), and a search as ops.Beams describes it.
+// Checks values, candidates and origins (sentences, 2 * beams), and the tensors of ops.Beams.
 inline SearchSizes check_search(const Tensor& values, const Tensor& candidates, const Tensor& origins, const Tensor& limits,
                                 const Tensor& clock, const Tensor& penalties, const Tensor& newest, const Tensor& scores,
                                 const Tensor& order, const Tensor& words, const Tensor& parents, const Tensor& sums,
@@ -110,7 +110,8 @@ inline SearchSizes check_search(const Tensor& values, const Tensor& candidates, 
   return sizes;
 }
 
-// What N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S), sentence (N,).
+// Checks what N queries of C channels attend to: keys and values (sentences, S, C), padding (sentences, S) or none, and
+// sentence (N,), the sentence of each query.
 inline void check_attention(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
                             const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
   STD_TORCH_CHECK(heads > 0 && C % heads == 0, "attend: the heads do not divide the channels");

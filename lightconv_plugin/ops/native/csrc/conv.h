@@ -1,4 +1,5 @@
-// LightConv and DynamicConv as torch calls them, on any device: checks, the order of rows, and room for results.
+// The operators of LightConv and DynamicConv, in the part that all devices share: checks, memory layouts, and
+// allocation of results.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +10,31 @@
 
 namespace lightconv {
 
-// Does x (T, B, C) lie as (B, T, C)? Its kernels and its gradient are read, and the results written, in the same order.
+// Returns true if x (T, B, C) is stored as (B, T, C). Then weight, gradient and results have this layout, too.
 inline bool is_batch_first(const Tensor& x) {
   return x.dim() == 3 && !x.is_contiguous() && torch::stable::transpose(x, 0, 1).is_contiguous();
 }
 
-// A tensor (T, B, ..) with its rows one behind another in that order, or LightConv's weight.
+// Returns a tensor (T, B, ...) in this layout, or LightConv's weight, contiguous. Copies it only if necessary.
 inline Tensor in_order(const Tensor& given, bool batch_first) {
   if (!batch_first || given.dim() < 3) return as_contiguous(given);
   const Tensor turned = torch::stable::transpose(given, 0, 1);
   return turned.is_contiguous() ? given : torch::stable::transpose(torch::stable::contiguous(turned), 0, 1);
 }
 
-// Room for a result of the shape of `like`, in that order.
+// Allocates a result of the shape of `like` in this layout.
 inline Tensor empty_in_order(const Tensor& like, bool batch_first, ScalarType type) {
   if (!batch_first || like.dim() < 3) return torch::stable::new_empty(like, like.sizes(), type);
   const Tensor turned = torch::stable::transpose(like, 0, 1);
   return torch::stable::transpose(torch::stable::new_empty(turned, turned.sizes(), type), 0, 1);
 }
 
-// The operands of a convolution, checked: x (T, B, C), weight (H, K) or, dynamic, (T, B, H, K).
+// The operands of a convolution, checked: x (T, B, C), weight (H, K) or, if dynamic, (T, B, H, K).
 struct Operands {
   bool batch_first, dynamic, softmax, state_batch_first = false;
   Tensor x, weight;
   std::optional<Tensor> seed, offsets, state;
-  void* grad_state = nullptr;  // room for the state's gradient, which lies as the state does
+  void* grad_state = nullptr;  // memory for the state's gradient, in the layout of the state
   int64_t T, B, C, H, K, padding_l;
   double dropconnect;
 
@@ -63,7 +64,7 @@ struct Operands {
   }
 };
 
-// What both devices' descriptions of a convolution have; see cpu/kernels.h and cuda/conv.cpp.
+// Sets the members that the Conv of cpu/kernels.h and that of cuda/conv.cpp share.
 template <class Conv>
 Conv sizes_of(const Operands& given) {
   Conv conv{};
@@ -83,20 +84,20 @@ Tensor forward(const Tensor& x, const Tensor& weight, int64_t padding_l, bool so
   return out;
 }
 
-// The gradients of x, weight and state; one that is not needed has no elements, and none is made of it.
+// Returns the gradients of x, weight and state. A gradient that is not needed is not computed, and has no elements.
 template <void (*Run)(const Operands&, const Tensor& grad, void* grad_x, void* grad_weight)>
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_any, const Tensor& x_any, const Tensor& weight_any,
                                             int64_t padding_l, bool softmax, double dropconnect,
                                             std::optional<Tensor> seed, bool need_x, bool need_weight, bool need_state,
                                             std::optional<Tensor> offsets, std::optional<Tensor> state) {
   Operands given(x_any, weight_any, padding_l, softmax, dropconnect, seed, offsets, state);
-  STD_TORCH_CHECK(!need_state || state.has_value(), "lightconv: there is no state to have a gradient");
+  STD_TORCH_CHECK(!need_state || state.has_value(), "lightconv: need_state without a state");
   const Tensor &x = given.x, &weight = given.weight, grad = in_order(grad_any, given.batch_first);
   STD_TORCH_CHECK(grad.dim() == 3 && grad.size(0) == given.T && grad.size(1) == given.B && grad.size(2) == given.C &&
                       grad.scalar_type() == x.scalar_type(),
                   "lightconv: the gradient has another shape or type than x");
-  // LightConv's is a sum over all positions: of 16-bit numbers it stays in float32 where a normalisation's derivative
-  // follows, in which its large parts cancel
+  // LightConv's weight gradient is a sum over all positions. Without softmax, the derivative of a normalisation outside
+  // of this operator may follow, in which large parts of the sum cancel. Therefore 16-bit types get the sum in float32.
   const bool wide = !given.dynamic && !given.softmax && x.scalar_type() != ScalarType::Double;
   const auto room = [&](bool need, const Tensor& like, bool batch_first, ScalarType type) {
     if (!need) return torch::stable::new_empty(x, {0});

@@ -1,4 +1,4 @@
-// The schemas of the operators; cpu/ and cuda/ register what runs them.
+// The schemas of the operators; cpu/ and cuda/ register the implementations.
 #include "tensor.h"
 
 STABLE_TORCH_LIBRARY(lightconv, m) {
@@ -16,7 +16,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "cuda_configure(str sources, str nvrtc, str cache) -> ()",
            "cuda_gather(bool begin) -> int",
 
-           // fused operators, beside the paper's: cpu/fused, cuda/fused
+           // the fused operators, which are not from the paper: cpu/fused, cuda/fused
            "glu_mask(Tensor x, Tensor? padding_mask) -> Tensor",
            "glu_mask_backward(Tensor grad, Tensor x, Tensor? padding_mask) -> Tensor",
            "dropout(Tensor x, float p, Tensor seed) -> Tensor",
@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "attend(Tensor query, Tensor keys, Tensor values, Tensor? padding, Tensor sentence, int heads) -> Tensor",
            "step_candidates(Tensor logits, Tensor scores, Tensor limits, int beams, int count, float temperature, int pad, "
            "int eos, int unk, float unk_penalty) -> (Tensor, Tensor, Tensor)",
-           // as ops.Beams describes them
+           // the tensors from limits to ancestors as ops.Beams describes them
            "search_step(Tensor values, Tensor candidates, Tensor origins, Tensor(a!) limits, Tensor(b!) clock, "
            "Tensor penalties, Tensor(c!) newest, Tensor(d!) scores, Tensor(e!) order, Tensor(f!) words, "
            "Tensor(g!) parents, Tensor(h!) sums, Tensor(i!) steps, Tensor(j!) rows, Tensor(k!) totals, Tensor(l!) ranks, "

@@ -1,14 +1,15 @@
-// Philox4x32 (Salmon et al., 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"): random numbers by position, without
-// state, so that backward finds forward's DropConnect mask again. The same on CPU and CUDA.
+// Philox4x32 (Salmon et al., 2011, "Parallel Random Numbers: As Easy as 1, 2, 3"): random numbers computed from a
+// counter, without state, so that the backward pass recomputes the DropConnect mask of the forward pass. CPU and CUDA
+// draw the same numbers.
 //
-// The weight of position n = (t * B + b) * H + h and tap j is kept where word j % 4 of the block with counter
-// (n low, n high, j / 4, 0) and key = the seed's two halves is at least round(p * 2^32), p in float32.
+// Tap j of the kernel n = (t * B + b) * H + h has word j % 4 of the block with counter (n low, n high, j / 4, 0) and
+// key = the two halves of the seed. Its weight is kept if this word is at least round(p * 2^32), p in float32.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define LIGHTCONV_INLINE __host__ __device__ __forceinline__
 #else
-#define LIGHTCONV_INLINE static inline  // internal: the file is compiled for several vector widths
+#define LIGHTCONV_INLINE static inline  // internal linkage: the file is compiled for several vector widths
 #endif
 
 namespace lightconv {

@@ -1,4 +1,4 @@
-// The parts of torch that the operators use: its stable ABI alone.
+// The parts of torch that the operators use, all from its stable ABI.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -12,7 +12,8 @@ namespace lightconv {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Torch's own looks an operator up by its name, which takes as long as the sums of a small convolution.
+// Calls torch::stable::contiguous only if necessary: it looks the operator up by its name, which takes as long as the
+// sums of a small convolution.
 inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
 }  // namespace lightconv

@@ -1,12 +1,12 @@
-// The gradients of kernels, and the backward pass of a unit. That of x is a convolution, see forward.inl.
+// The gradients of kernels, and the backward pass of a unit. The gradient of x is a convolution, see forward.inl.
 
 // ---- Gradients of one kernel for all positions: sums over positions, lanes are channels ----
 
-// sums[j] += g[t] * x[t + j] for all t < positions and j < JT, where rows begin..end of x exist; x row 0 is that of
-// t = 0, j = 0, and rows are `row` numbers apart.
+// sums[j] = sum of g[t] * x[t + j] over t < positions, for j < JT. Of the rows of x, begin..end exist, and the others
+// count as 0. Rows have the stride `row`.
 template <class A, int JT>
 void tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t begin, int64_t end, Vec<A>* sums) {
-  constexpr int GT = 4;  // positions whose gradients are held while the inputs pass by
+  constexpr int GT = 4;  // positions whose gradients stay in registers while inputs are read
   Vec<A> acc[JT];
 #pragma GCC unroll 16
   for (int j = 0; j < JT; ++j) acc[j] = Vec<A>{};
@@ -40,7 +40,7 @@ void tap_sums(const A* g, const A* x, int64_t row, int64_t positions, int64_t be
   for (int j = 0; j < JT; ++j) sums[j] = acc[j];
 }
 
-// The same of few taps, added to sums (K, width), GT positions after another.
+// The same for few taps, GT positions at a time, added to sums (K, width).
 template <class A, int K, int GT>
 void few_tap_sums(const A* g, const A* x, int64_t row, int64_t t, int64_t positions, int64_t begin, int64_t end,
                   int64_t width, A* sums) {
@@ -93,7 +93,7 @@ void each_tap_sum(const A* g, const A* x, int64_t row, int64_t positions, int64_
   }
 }
 
-// ---- Gradients of a kernel for each position: inner products over channels, lanes are inputs ----
+// ---- Gradients of one kernel per position: inner products over channels, lanes are inputs ----
 
 template <class A>
 inline void transpose(Vec<A> (&m)[kLanes<A>]) {
@@ -140,7 +140,7 @@ void inner_products(const A* g, int64_t g_row, const A* xt, int64_t xt_row, int6
     for (int v = 0; v < SV; ++v) store(out + i * out_row + v * kLanes<A>, acc[i][v]);
 }
 
-constexpr int kProductVectors = 3;  // SV at most
+constexpr int kProductVectors = 3;  // largest SV
 
 template <class A>
 void inner_products(const A* g, int64_t g_row, int rows, const A* xt, int64_t xt_row, int64_t R, int vectors, A* out,
@@ -158,7 +158,7 @@ void inner_products(const A* g, int64_t g_row, int rows, const A* xt, int64_t xt
 
 // ---- Gradients of a unit's kernels ----
 
-// LightConv without DropConnect: the gradients of the kernels, added to `partial` (H, K). Of the gradient and x are the rows
+// LightConv without DropConnect: adds the gradients of the kernels to `partial` (H, K). `gradient` and x are the rows
 // of a place.
 template <class A>
 void shared_gradients(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place,
@@ -167,7 +167,7 @@ void shared_gradients(const Conv& conv, const Units& units, const Scratch<A>& sc
   const int K = static_cast<int>(conv.K);
   const bool by_channel = units.lanes == Lanes::channels_of_heads;
   const int64_t R = conv.C / conv.H, positions = place.t_end - place.t, row = x.row;
-  const int64_t origin = place.t - conv.padding_l, begin = x.first - origin, end = x.last - origin;  // origin: tap 0's input
+  const int64_t origin = place.t - conv.padding_l, begin = x.first - origin, end = x.last - origin;  // origin: of tap 0
   for (int64_t block = 0; block < place.blocks; ++block, partial += K) {
     const A *g = gradient.at(place.t) + block * gradient.block, *inputs = x.at(origin) + block * x.block;
     if (!by_channel)
@@ -194,14 +194,14 @@ void shared_gradients(const Conv& conv, const Units& units, const Scratch<A>& sc
   }
 }
 
-// A kernel for each position, head `h` of the unit: the gradients of its logits, or, in LightConv, of its weights, to
-// scratch.kernel_gradients. g is the gradient at position place.t, x the first input; the rows of kernels begin at the
-// position `kernels_first`.
+// One kernel per position and head: writes the gradients of the logits, or of LightConv's weights, of head number h of
+// the unit to scratch.kernel_gradients. g is the gradient at position place.t, and x the first input. The kernels in
+// scratch start at position `kernels_first`.
 template <class A>
 void head_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t h, const A* g, const A* x,
                     int64_t kernels_first) {
   constexpr int n = kLanes<A>;
-  const int64_t K = conv.K, P = conv.padding_l, origin = place.t - P;  // column 0: what position t reads with tap 0
+  const int64_t K = conv.K, P = conv.padding_l, origin = place.t - P;  // column 0: input of tap 0 at place.t
   const int64_t columns = round_up(place.t_end - place.t + scratch.product_row, n);
   for (int64_t s = 0; s < columns; s += n) {
     for (int64_t c = 0; c < scratch.row; c += n) {
@@ -235,8 +235,8 @@ void head_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& pl
   });
 }
 
-// Kernels for each position: the gradients of DynamicConv's logits to a tensor (T, B, H, K), or those of LightConv's kernels
-// added to `partial` (H, K).
+// One kernel per position and head: writes the gradients of DynamicConv's logits to a tensor (T, B, H, K), or adds
+// those of LightConv's kernels to `partial` (H, K).
 template <class A, class S>
 void position_gradients(const Conv& conv, const Scratch<A>& scratch, const Place& place, const Rows<A>& gradient,
                         const Rows<A>& x, void* tensor, A* partial) {
@@ -264,7 +264,7 @@ void backward_units(const Conv& conv, const Units& units, const Gradients& gradi
                     int64_t end) {
   using A = Sums<S>;
   const Scratch<A> scratch(conv, units, true, Arena(memory));
-  const int64_t padding = conv.K - 1 - conv.padding_l;  // the gradient's
+  const int64_t padding = conv.K - 1 - conv.padding_l;  // of the convolution of the gradient
   const auto enter = [&](const Place& place) { lay_out_shared(conv, units, place, scratch); };
   each_sentence(conv, units, begin, end, enter, [&](const Place& place) {
     A* partial = static_cast<A*>(gradients.light_partials);

@@ -35,7 +35,7 @@ Conv describe(const Operands& given) {
   return conv;
 }
 
-// LightConv's kernels, normalised, (H, K) in float64: few numbers, made once a call.
+// Returns LightConv's kernels (H, K), after the softmax if there is one, in float64, since they are few numbers.
 std::vector<double> light_kernels(const Conv& conv) {
   std::vector<double> kernels(conv.H * conv.K);
   by_type(conv.type, [&]<class S>(S) {
@@ -51,7 +51,7 @@ std::vector<double> light_kernels(const Conv& conv) {
   return kernels;
 }
 
-// Kernels in the type that sums are taken in, alive as long as this.
+// Holds LightConv's kernels in float64 and float32, and sets conv.light to those of the type of sums.
 struct LightKernels {
   std::vector<double> wide;
   std::vector<float> narrow;
@@ -64,8 +64,8 @@ struct LightKernels {
   }
 };
 
-// The units of a pass, alive as long as this. Of packed sentences, those of more than Units::rows positions are cut into
-// pieces of one length, and others joined to pieces of as many.
+// The units of a pass, and the pieces that they point to. Packed sentences of more than Units::rows positions are cut
+// into pieces of equal length. Shorter ones are joined into pieces of at most Units::rows positions in all.
 struct Work {
   std::vector<Piece> pieces;
   Units units;
@@ -90,7 +90,8 @@ struct Work {
   }
 };
 
-// Shares the units out to torch's threads; each has scratch memory that it keeps from call to call.
+// Calls work(scratch, begin, end) on torch's threads for ranges of units. A thread keeps its scratch memory from call
+// to call.
 void share_out(const Units& units, const std::function<void(void*, int64_t, int64_t)>& work) {
   torch::stable::parallel_for(0, units.count, 1, [&](int64_t begin, int64_t end) {
     thread_local std::vector<std::byte> scratch;
@@ -99,14 +100,14 @@ void share_out(const Units& units, const std::function<void(void*, int64_t, int6
   });
 }
 
-// Asks the system for large pages for a result that has just been allocated and will be written whole. malloc maps what is
-// larger than 32 MiB anew at each call, and to get it in small pages takes as long as half of a backward pass. This is
-// advice on the whole large pages inside of the result alone: it changes no contents, needs nothing undone, and where the
-// system does not follow it, small pages come as before.
+// Asks the system for large pages for a result that has just been allocated and will be written completely. malloc maps
+// results larger than 32 MiB anew at each call, and getting them in small pages takes as long as half of a backward
+// pass. The request is advice, and covers only the large pages that lie completely in the result: it changes no
+// contents, and nothing must be undone. If the system does not follow it, the result gets small pages as before.
 void use_large_pages(void* result, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = 2 << 20;
-  constexpr int64_t kMapped = 32 << 20;  // malloc's largest threshold
+  constexpr int64_t kMapped = 32 << 20;  // malloc maps anything larger
   const uintptr_t first = (reinterpret_cast<uintptr_t>(result) + kPage - 1) / kPage * kPage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(result) + bytes) / kPage * kPage;
   if (result != nullptr && bytes > kMapped) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
@@ -123,7 +124,8 @@ void run_forward(const Operands& given, void* out) {
   });
 }
 
-// The sum over the units in their order, through the softmax, to the gradient of the logits (H, K).
+// Adds up the partial sums of the units in their order, and takes the sum through the softmax's derivative to the
+// gradient of the logits (H, K).
 template <class A>
 void finish_light(const Conv& conv, const Units& units, const std::vector<A>& partials, void* grad_weight) {
   const int64_t size = conv.H * conv.K;

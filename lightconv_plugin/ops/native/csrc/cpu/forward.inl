@@ -1,29 +1,32 @@
-// The forward pass, and what the gradient of x shares with it: the convolution of a few positions by a few vectors of
-// channels, in registers; then of a unit.
+// The forward pass and the gradient of x, which is a convolution, too: first of a tile, a few positions by a few
+// vectors of channels, in registers; then of a unit.
 //
 // MT outputs i = 0..MT-1 at consecutive positions read K + MT - 1 input rows q; output i takes row q with the weight
 //   weights[q * by_row + i * by_output],  0 <= q - i < K.
-// A kernel k of LightConv: weights = k, by_row = 1, by_output = -1. Rows of kernels W, one a position, row length L:
-// weights = W, by_row = 1, by_output = L - 1. The gradient of x is a convolution too, with taps in reverse:
-// weights = k + K - 1, by_row = -1, by_output = 1; and with the kernel of the row that is read: weights = W + K - 1,
-// by_row = L - 1, by_output = 1.
-// The triangles where q - i leaves 0..K-1 are unrolled, so nothing outside a kernel's reach is ever multiplied.
-// Wide: each weight is NV vectors, one number a channel, instead of a number; by_row and by_output count weights of
+// Forward:
+//   LightConv's kernel k:                      weights = k,          by_row = 1,      by_output = -1
+//   kernels W, a row of L numbers a position:  weights = W,          by_row = 1,      by_output = L - 1
+// The gradient of x has the taps in reverse, and with W uses the kernel of the row that is read:
+//   kernel k:                                  weights = k + K - 1,  by_row = -1,     by_output = 1
+//   kernels W:                                 weights = W + K - 1,  by_row = L - 1,  by_output = 1
+// The first and the last MT - 1 rows, which only some of the outputs take, are unrolled, so nothing outside of a kernel
+// is ever multiplied.
+// Wide: a weight is NV vectors, one number per channel, instead of one number; by_row and by_output count weights of
 // `weight_size` numbers.
 
-// A stretch of consecutive positions; what stays the same from tile to tile.
+// A stretch of consecutive positions: the arguments that all its tiles share.
 template <class A>
 struct Stretch {
   Rows<A> x;
   int64_t padding;  // position t reads inputs from t - padding on
   int K;
-  const A* weights;  // as above, of position `weights_first`; those of t begin (t - weights_first) * weights_step later
+  const A* weights;  // as above, of position `weights_first`; those of t start (t - weights_first) * weights_step later
   int64_t weights_first, weights_step;
   int64_t by_row, by_output, weight_size;
   const A* weights_at(int64_t t) const { return weights + (t - weights_first) * weights_step; }
 };
 
-// Positions t to t + MT - 1, at channels from c on.
+// Computes positions t to t + MT - 1 at NV vectors of channels from c on.
 template <class A, int MT, int NV, bool Wide>
 [[gnu::noinline]] void tile(const Stretch<A>& s, int64_t t, int64_t c, A* out, int64_t out_row) {
   Vec<A> acc[MT][NV];
@@ -72,8 +75,8 @@ template <class A, int MT, int NV, bool Wide>
     for (int v = 0; v < NV; ++v) store(out + i * out_row + v * kLanes<A>, acc[i][v]);
 }
 
-// Vectors a tile has at most, and positions by that number: as many sums as registers hold beside inputs and weights.
-// Few sizes, since each is compiled; float64 is for tests, and gets the smallest.
+// The most vectors of a tile, and the most positions of a tile of nv vectors: as many sums as registers hold beside
+// inputs and weights. There are few sizes, since each is compiled. float64 is for tests, and has only the smallest.
 template <class A>
 constexpr int kMaxNV = sizeof(A) == 8 ? 1 : LIGHTCONV_BITS == 512 ? 4 : 2;
 template <class A>
@@ -82,7 +85,8 @@ constexpr int tallest(int nv) {
   return LIGHTCONV_BITS == 512 && nv <= 2 ? 12 : 6;
 }
 
-// The widest tile for what is left, and the tallest: no taller than the kernel, whose triangles it would not fit.
+// Width and height of the largest tile for the vectors and positions that are left. A tile has at most K positions, as
+// its unrolled rows require.
 template <class A>
 constexpr int tile_width(int vectors) {
   for (int nv : {4, 2})
@@ -97,9 +101,9 @@ constexpr int tile_height(int64_t positions, int64_t K, int nv) {
   return 1;
 }
 
-constexpr int kFewRows = 8;  // positions at once where one kernel serves them, so that a row is read (7 + K) / 8 times
+constexpr int kFewRows = 8;  // positions at once if they share a kernel: a row is then read (7 + K) / 8 times
 
-// Few taps, of inputs that all exist, MT positions after another.
+// Few taps, whose inputs all exist, MT positions at a time.
 template <class A, int K, int MT, bool Wide>
 void few_taps(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out, int64_t out_row) {
   constexpr int n = kLanes<A>;
@@ -135,10 +139,10 @@ void few_taps(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out
   if constexpr (MT > 1) few_taps<A, K, 1, Wide>(s, t, t_end, vectors, out, out_row);
 }
 
-// Positions t..t_end of it to out, whose rows are out_row apart; `vectors` vectors of channels.
+// Writes positions t..t_end of a stretch to out, whose rows have the stride out_row; `vectors` vectors of channels.
 template <class A, bool Wide>
 void convolve(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out, int64_t out_row) {
-  const int64_t inner = s.x.first + s.padding, inner_end = s.x.last + s.padding - s.K + 1;  // positions that read no edge
+  const int64_t inner = s.x.first + s.padding, inner_end = s.x.last + s.padding - s.K + 1;  // all inputs exist
   if (s.K <= kFewTaps && inner < t_end && inner_end > t) {
     const int64_t from = inner > t ? inner : t, to = inner_end < t_end ? inner_end : t_end;
     if (from < to) {
@@ -169,13 +173,14 @@ void convolve(const Stretch<A>& s, int64_t t, int64_t t_end, int vectors, A* out
 
 // ---- Units ----
 
-// The convolution of the rows of x by the unit's kernels, or, turned round (`flip`), of a gradient, to the place's positions
-// of a tensor. The kernels laid out by position begin at the place's first position, or at the gradient's.
+// Convolves the rows of x with the unit's kernels, or with `flip` the rows of a gradient with the reversed kernels, and
+// writes the place's positions of a tensor. Kernels per position start at the place's first position, with `flip` at
+// the gradient's.
 template <class A, class S>
 void convolve_unit(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const Rows<A>& x,
                    bool flip, void* tensor) {
   const int64_t K = conv.K, padding = flip ? K - 1 - conv.padding_l : conv.padding_l, taps = scratch.taps;
-  const int64_t last_tap = flip ? K - 1 : 0;  // which comes first
+  const int64_t last_tap = flip ? K - 1 : 0;  // the tap that comes first
   const bool wide = units.lanes == Lanes::channels_of_heads;
   Stretch<A> stretch{x, padding, static_cast<int>(K), nullptr, 0, 0, flip ? -1 : 1, flip ? 1 : -1, scratch.row};
   if (units.by_position) {

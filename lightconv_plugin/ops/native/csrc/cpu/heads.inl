@@ -1,21 +1,23 @@
-// Lanes are heads: kernels for each position, of few taps and few channels a head. A tensor has the K taps of a head one
-// behind another, so that of a vector of heads they are K vectors, which shuffles turn into one for each tap. A head's
-// channels are in as many blocks of packed rows.
+// Lanes are heads: one kernel per position and head, few taps, few channels per head. A tensor stores the K taps of a
+// head side by side, so a vector of heads has its kernels in K vectors; shuffles turn these into one vector per tap.
+// Each channel of the heads has its own block of packed rows.
 //
-// What is common runs at the speed of memory, and reads and writes tensors where they lie: runs of positions that have all
-// their inputs, one channel a head, kernels as they are. Everything else goes position by position, in packed rows.
+// The common case reads and writes the tensors in place, at the speed of memory: runs of positions that have all their
+// inputs, one channel per head, kernels without softmax and DropConnect. All other cases are computed position by
+// position, in packed rows.
 
 // ---- Runs ----
 
-// Consecutive positions, of whole vectors of heads. Each tensor's first number is that of the first position, x's of what
-// that reads with tap 0; `row` and `kernel_row` are the numbers from position to position.
+// Consecutive positions, in whole vectors of heads. `kernels` points to the kernel of the first position, and x to the
+// input that this position reads with tap 0. `row` and `kernel_row` are the strides from position to position, in
+// numbers.
 template <class S>
 struct Run {
   int64_t heads, positions, row, kernel_row;
   const S *kernels, *x;
 };
 
-constexpr int64_t kRun = kAhead;  // positions that pass by each vector of heads, whose inputs stay in registers meanwhile
+constexpr int64_t kRun = kAhead;  // positions per vector of heads; meanwhile the inputs stay in registers
 
 template <class A, class S, int K>
 [[gnu::noinline]] void convolve_run(const Run<S>& run, S* out) {
@@ -40,8 +42,8 @@ template <class A, class S, int K>
   }
 }
 
-// Adds to the gradients of the inputs, (positions + K - 1, input_row) from tap 0's on, unless null; and writes those of the
-// kernels, unless null.
+// Adds to the gradients of the inputs (positions + K - 1, input_row), whose first row is the input of tap 0 at the
+// first position. Rows from K - 1 on must be 0 before. Writes the gradients of the kernels. Both pointers may be null.
 template <class A, class S, int K>
 [[gnu::noinline]] void differentiate_run(const Run<S>& run, const S* gradient, A* input_gradients, int64_t input_row,
                                          S* kernel_gradients) {
@@ -94,7 +96,8 @@ inline void softmax(Vec<A> (&logits)[K]) {
   for (int j = 0; j < K; ++j) logits[j] *= scale;
 }
 
-// DropConnect's factors of the heads whose kernels are number, number + 1, ... for random.h.
+// Writes DropConnect's factors of a vector of heads. In random.h, the first head's kernel has the index n = number, the
+// next number + 1, and so on.
 template <class A>
 [[gnu::noinline]] void factors_of_heads(const Conv& conv, uint64_t number, Vec<A>* factors) {
   constexpr int n = kLanes<A>, blocks = n < 4 ? 4 : n;
@@ -115,20 +118,20 @@ template <class A>
   }
 }
 
-// The kernels of a place's heads at a position, K numbers a head in whole vectors, and the inputs that they meet: those of
-// the taps begin..end exist, which are all but at the ends of a sentence.
+// One position: the kernels of a place's heads, K numbers per head, readable in whole vectors, and the inputs of the
+// taps. Only the inputs of the taps begin..end exist; those are all K except at the ends of a sentence.
 template <class A>
 struct Position {
   const A* kernels;
-  int64_t number;   // of the first head's kernel, for random.h
-  const A* inputs;  // tap 0's
+  int64_t number;   // index n of the first head's kernel in random.h
+  const A* inputs;  // of tap 0 on
   int begin, end;
   bool has(int tap) const { return tap >= begin && tap < end; }
 };
 
 template <class A, class S>
 Position<A> position_at(const Conv& conv, const Scratch<A>& scratch, const Place& place, const Rows<A>& x, int64_t t) {
-  const int64_t input = t - conv.padding_l, end = x.last - input;  // tap 0's
+  const int64_t input = t - conv.padding_l, end = x.last - input;  // input: of tap 0
   const int64_t number = place.number(t) * conv.H + place.head;
   if (conv.dynamic)
     convert(scratch.line, static_cast<const S*>(conv.logits) + (place.row(t) * conv.H + place.head) * conv.K,
@@ -149,7 +152,7 @@ struct HeadKernels {
     for (int j = 0; j < K; ++j) used[j] = conv.dropconnect > 0 ? normalized[j] * factors[j] : normalized[j];
   }
 
-  // The gradients of what was used to those of the numbers.
+  // Turns gradients of `used` into gradients of the constructor's `numbers`.
   void differentiate(const Conv& conv, Vec<A> (&gradients)[K]) const {
     for (int j = 0; conv.dropconnect > 0 && j < K; ++j) gradients[j] *= factors[j];
     if (!conv.dynamic || !conv.softmax) return;
@@ -175,8 +178,8 @@ template <class A, int K>
   }
 }
 
-// As differentiate_run. LightConv's gradients are added to kernel_gradients (K, row), DynamicConv's written as its kernels
-// lie, in their place.
+// As differentiate_run, for one position. LightConv's gradients of the kernels are added to kernel_gradients (K, row).
+// DynamicConv's overwrite the kernels at.kernels, in the same layout.
 template <class A, int K>
 [[gnu::noinline]] void differentiate_position(const Conv& conv, const Scratch<A>& scratch, const Place& place,
                                               const Rows<A>& gradient, const Rows<A>& x, const Position<A>& at,
@@ -214,13 +217,13 @@ template <class A, int K>
 
 // ---- The positions of a place ----
 
-// True where runs do what is to be done, at positions that have all their inputs.
+// Returns true if runs can be used, at positions that have all their inputs.
 template <class A>
 bool runs(const Conv& conv, const Place& place) {
   return conv.dynamic && !conv.softmax && conv.dropconnect == 0 && place.blocks == 1 && place.heads % kLanes<A> == 0;
 }
 
-// Runs act(place, inner) on stretches of a place, one behind another; `inner` ones have all their inputs in the tensor.
+// Calls act(stretch, inner) on consecutive stretches of a place. `inner` stretches have all their inputs in the tensor.
 template <class Act>
 void each_stretch(const Conv& conv, const Place& place, Act act) {
   const int64_t inner = place.t > conv.padding_l ? place.t : conv.padding_l;
@@ -264,8 +267,9 @@ void convolve_heads(const Conv& conv, const Units& units, const Scratch<A>& scra
   });
 }
 
-// From the gradient at positions first..last: those of the place's kernels, to the logits' (T, B, H, K), or added to
-// LightConv's (H, K); and to scratch.result those of the inputs from first - padding_l on.
+// Computes gradients from the gradient of the result at positions first..last. Those of the place's kernels are written
+// to the gradient of the logits (T, B, H, K), or added to LightConv's `light` (H, K). If to_inputs, those of the inputs
+// from first - padding_l on are written to scratch.result.
 template <class A, class S>
 void differentiate_heads(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place,
                          const void* gradient, int64_t first, int64_t last, bool to_inputs, S* logits, A* light) {
@@ -300,7 +304,7 @@ void differentiate_heads(const Conv& conv, const Units& units, const Scratch<A>&
       if (to_logits) convert(logits_at(t), scratch.line, place.heads * conv.K);
     }
   };
-  const auto outside = [&](int64_t from, int64_t to) {  // gradients that reach the place's inputs
+  const auto outside = [&](int64_t from, int64_t to) {  // positions beside the place, whose gradients reach its inputs
     Place neighbours = place;
     if (from < to) neighbours.narrow(conv, from, to), differentiate(neighbours, in_runs, false);
   };

@@ -1,4 +1,4 @@
-// The choice of the CPU kernels by vector width, when the library is first used.
+// Chooses the CPU kernels by vector width, when the library is first used.
 #include "cpu/kernels.h"
 
 #include <atomic>
@@ -8,7 +8,7 @@
 namespace lightconv {
 namespace {
 
-// Those of the widest vectors that the machine has, of at most so many bits.
+// Returns the kernels of the widest vectors that the machine has, of at most `bits` bits.
 const Kernels* widest(int64_t bits) {
 #if defined(__x86_64__)
   if (bits >= 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -24,7 +24,7 @@ std::atomic<const Kernels*>& chosen() {
   return table;
 }
 
-// Bits of a vector register that the kernels use; bits > 0 asks for kernels of at most that width, for tests and timing.
+// Returns the bits of the kernels' vectors. bits > 0 first limits them to that width, for tests and timing.
 int64_t cpu_vector_bits(int64_t bits) {
   if (bits > 0) chosen() = widest(bits);
   return kernels().vector_bits;

@@ -1,4 +1,4 @@
-// The types of tensors that the CPU kernels take; and kernels on all threads, with scratch that is kept from call to call.
+// The number types of the CPU kernels, and calls of kernels on all threads, with scratch memory kept from call to call.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,10 @@ inline Scalar scalar_of(const Tensor& x) {
   }
 }
 
-inline constexpr int64_t kWorth = 131072;  // multiply-adds that pay for waking a thread: some 10 microseconds
+inline constexpr int64_t kWorth = 131072;  // multiply-adds that are worth waking a thread: about 10 microseconds
 
-// body(scratch, begin, end) for parts of [0, count), each with `numbers` of 8 bytes to itself.
+// Calls body(scratch, begin, end) on threads, for ranges of [0, count). Each thread has `numbers` numbers of 8 bytes as
+// scratch memory.
 template <class Body>
 void on_threads(int64_t count, int64_t grain, int64_t numbers, const Body& body) {
   torch::stable::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
@@ -35,19 +36,19 @@ inline void run(const Step& step) {
              [&](void* scratch, int64_t begin, int64_t end) { kernels().step(step, scratch, begin, end); });
 }
 
-// The state of a step, and where in it the newest input goes; `position` counts it.
+// Sets the state of a step and the slot of the newest input, and counts that input in `position`.
 inline void take_state(Step& step, const Tensor& ring, const Tensor& ancestors, const Tensor& position) {
   int64_t& inputs = *static_cast<int64_t*>(position.mutable_data_ptr());
-  STD_TORCH_CHECK(inputs >= 0 && inputs < INT64_MAX, "conv_step: expected a position from 0 on; got ", inputs);
+  STD_TORCH_CHECK(inputs >= 0 && inputs < INT64_MAX, "conv_step: expected a position >= 0; got ", inputs);
   step.ring = ring.mutable_data_ptr();
   step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
   step.slot = inputs % step.K;
   step.inputs = std::min(inputs + 1, step.K);
-  for (int64_t k = 1; k < step.inputs; ++k) {  // the slots that are read; the newest input's is written
+  for (int64_t k = 1; k < step.inputs; ++k) {  // the slots that are read, without the newest, which is written
     const int32_t* rows = step.ancestors + (step.slot + step.K - k) % step.K * step.N;
     bool inside = true;
     for (int64_t n = 0; n < step.N; ++n) inside &= rows[n] >= 0 && rows[n] < step.M;
-    STD_TORCH_CHECK(inside, "conv_step: the ancestors name rows that the ring does not have");
+    STD_TORCH_CHECK(inside, "conv_step: expected ancestors in 0..M-1, rows of ring (K, M, C)");
   }
   ++inputs;
 }

@@ -1,6 +1,6 @@
 // One position of a causal convolution.
 
-// Kernels (H, K) of one position, normalised over all K taps: those before the first input take their share.
+// Computes the kernels (H, K) of one position. The softmax is over all K taps, including those before the first input.
 template <class T, class A>
 void normalize(const T* logits, const Step& s, A* __restrict__ kernel) {
   const int64_t size = s.H * s.K;
@@ -13,7 +13,7 @@ void normalize(const T* logits, const Step& s, A* __restrict__ kernel) {
     const A top = largest(kernel + head, s.K);
     for (int64_t i = head; i < head + s.K; ++i) kernel[i] -= top;
   }
-  exponentials(kernel, size);  // of all heads: K fills no vectors
+  exponentials(kernel, size);  // of all heads at once: K numbers are too few for whole vectors
   for (int64_t head = 0; head < size; head += s.K) {
     const A scale = 1 / total(kernel + head, s.K);
     for (int64_t i = head; i < head + s.K; ++i) kernel[i] *= scale;
@@ -27,8 +27,9 @@ void by_channel(const A* kernel, const Step& s, A* __restrict__ weights) {
     for (int64_t c = 0; c < s.C; ++c) weights[k * s.C + c] = kernel[c / (s.C / s.H) * s.K + k];
 }
 
-// sum (+)= Taps inputs with their weights. By head: `channels` share one, and the taps' weights are neighbours; else each
-// channel has its own, and the weights of a tap are neighbours.
+// Adds Taps inputs times their weights to `sum`; if First, overwrites it. ByHead: `channels` channels share a weight,
+// and the weights of the taps are neighbours. Otherwise each channel has its own weight, and the weights of a tap are
+// neighbours.
 template <int Taps, bool ByHead, bool First, class T, class A>
 void add(const T* const* source, const A* weights, int64_t K, int64_t C, int64_t channels, A* __restrict__ sum) {
   for (int64_t head = 0; head < C; head += channels, weights += K) {
@@ -41,7 +42,7 @@ void add(const T* const* source, const A* weights, int64_t K, int64_t C, int64_t
   }
 }
 
-constexpr int kTaps = 8;  // at once, so that the sum is seldom read and written; few enough streams for the prefetcher
+constexpr int kTaps = 8;  // taps at once: few reads and writes of the sum, few enough streams for the prefetcher
 
 template <class T, class A>
 void add(const Step& s, int64_t taps, bool first, const T* const* source, const A* weights, int64_t tap, A* sum) {
@@ -53,8 +54,8 @@ void add(const Step& s, int64_t taps, bool first, const T* const* source, const 
   });
 }
 
-// A block of rows at a time, a few taps after the other: each slot is then read from one end of the block to the other,
-// which the prefetcher follows, while the block's sums stay in the cache.
+// Computes a block of rows at a time, and a few taps at a time: each slot is then read from one end of the block to the
+// other, which the hardware prefetcher follows, while the block's sums stay in the cache.
 template <class T, class A = Sums<T>>
 void step_rows(const Step& s, void* scratch, int64_t begin, int64_t end) {
   const int64_t rows = block_rows(s), size = s.H * s.K;
@@ -63,7 +64,7 @@ void step_rows(const Step& s, void* scratch, int64_t begin, int64_t end) {
   A* wide = weights + (by_head(s) ? 0 : s.K * s.C);
   T* ring = static_cast<T*>(s.ring);
   T* out = static_cast<T*>(s.out);
-  const int64_t oldest = s.K - s.inputs;  // its tap
+  const int64_t oldest = s.K - s.inputs;  // tap of the oldest input
   const T* source[kTaps];
 
   for (int64_t block = begin; block < end; block += rows) {

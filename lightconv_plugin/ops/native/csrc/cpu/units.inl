@@ -1,15 +1,15 @@
-// How a convolution is cut into units of work, where a unit lies in the tensors, the memory that it takes, and how rows go
-// between the tensors and that memory.
+// Cuts a convolution into units of work: the place of a unit in the tensors, its scratch memory, and the copies of rows
+// between tensors and scratch memory.
 
 // ---- How the work is cut ----
 
-constexpr int64_t kChunk = 128;     // positions of a unit: long against the K - 1 rows that it shares with its neighbours
-constexpr int64_t kChannels = 256;  // channels of a unit: a row that memory gives at full speed; all fits a core's cache
-constexpr int64_t kUnits = 64;      // cut finer than that where there are fewer units, for the threads of a large machine
-constexpr int64_t kAhead = 4;       // rows between what is asked of the memory and what is used
-constexpr int kFewTaps = 8;         // K at most of the kernels that know K when they are compiled
-constexpr int kFewChannels = 8;     // R, C / H, below which lanes are heads, where each position has its kernels
-constexpr int kProductRows = LIGHTCONV_BITS == 512 ? 8 : 4;  // positions at once of a gradient's inner products
+constexpr int64_t kChunk = 128;     // positions of a unit: many, compared with the K - 1 rows it shares with neighbours
+constexpr int64_t kChannels = 256;  // channels of a unit: rows that reach full memory speed; a unit fits a core's cache
+constexpr int64_t kUnits = 64;      // if there are fewer units, smaller ones are made, for machines of many threads
+constexpr int64_t kAhead = 4;       // prefetch distance in rows
+constexpr int kFewTaps = 8;         // largest K of the kernels that have K as a template argument
+constexpr int kFewChannels = 8;     // with kernels per position, lanes are heads if R = C / H is below this
+constexpr int kProductRows = LIGHTCONV_BITS == 512 ? 8 : 4;  // positions per tile of inner_products
 
 // Calls call<K>(), K = 1..kFewTaps.
 template <class Call>
@@ -17,14 +17,14 @@ inline void by_taps(int64_t K, Call call) {
   by_number<8, 7, 6, 5, 4, 3, 2, 1>(K, call);
 }
 
-// Memory that a thread keeps from unit to unit, handed out in whole vectors.
+// Hands out memory that a thread keeps from unit to unit, in arrays that start at multiples of 64 bytes.
 class Arena {
  public:
   explicit Arena(void* memory) : next_((reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64) {}
   template <class A>
   A* take(int64_t count) {
     A* array = reinterpret_cast<A*>(next_);
-    next_ += round_up(count * static_cast<int64_t>(sizeof(A)), 64) + 64;  // a gap: rows of two arrays fall apart
+    next_ += round_up(count * static_cast<int64_t>(sizeof(A)), 64) + 64;  // the gap avoids cache conflicts
     return array;
   }
   uintptr_t used() const { return next_ + 64; }
@@ -33,28 +33,28 @@ class Arena {
   uintptr_t next_;
 };
 
-// Rows of x and of the gradient are packed in blocks, whose rows are whole vectors: a block for each head, with its R
-// channels (Lanes::channels); one block with all channels (channels_of_heads); or R blocks, of which block r has channel r
-// of each head (heads). A position's result is a row of all blocks.
+// Rows of x and of the gradient are packed in blocks. Rows of a block are whole vectors. Lanes::channels: one block per
+// head, with its R channels. channels_of_heads: one block with all channels. heads: R blocks, block r with channel r of
+// each head. The result of a position is one row, with a row of each block.
 template <class A>
 struct Scratch {
   int64_t row;         // numbers of a row of a block
   int64_t block;       // numbers of a block
   int64_t result_row;  // numbers of a row of results, in all blocks
-  int64_t taps;        // numbers of a kernel, in whole vectors
+  int64_t taps;        // numbers of a kernel: K, rounded up to whole vectors
   A *x, *gradient;     // packed rows
-  A* result;           // of a forward pass; or the gradient of x, that of a state and of positions outside among it
-  A* line;             // a row, or a few vectors, on its way
+  A* result;           // of a forward pass; or gradients of x, with those of a state and of positions outside
+  A* line;             // buffer for a row or a few vectors
 
-  // A kernel for each position and head, (head, position, taps); `kernel_block` numbers a head.
+  // One kernel per position and head, (head, position, taps), with `kernel_block` numbers per head.
   int64_t kernel_block;
   A *kernels, *factors, *used_kernels;  // normalised; DropConnect's factors; their product
 
-  // The kernels of LightConv: one a channel, (K, row); with DropConnect (head, taps), or, where lanes are heads, (head, K).
+  // The kernels of LightConv: by channel (K, row); with DropConnect (head, taps), or (head, K) if lanes are heads.
   A *kernels_by_channel, *shared_kernels;
 
   // The gradients of kernels.
-  A* inputs_by_channel;  // the inputs of a head turned round, (row, `positions`)
+  A* inputs_by_channel;  // the transposed inputs of a head, (row, `positions`)
   A* products;           // inner products of gradients and inputs, (kProductRows, product_row)
   A* kernel_gradients;   // (position, head, taps), or by channel (K, row)
   int64_t positions, product_row;
@@ -88,7 +88,7 @@ struct Scratch {
       gradient = arena.take<A>(blocks * block);
       if (kernel_rows) {
         inputs_by_channel = arena.take<A>(row * positions);
-        products = arena.take<A>(kProductRows * product_row + n);  // rows are read from any number on
+        products = arena.take<A>(kProductRows * product_row + n);  // + n: row i is read from number i on
         kernel_gradients = arena.take<A>(units.rows * units.heads * taps);
       } else {
         kernel_gradients = arena.take<A>(conv.K * row);
@@ -105,7 +105,7 @@ Units units_of(const Conv& conv, bool backward) {
   units.by_position = conv.dynamic || conv.dropconnect > 0;
   units.lanes = units.by_position ? (R < kFewChannels && conv.K <= kFewTaps ? Lanes::heads : Lanes::channels)
                                   : (R < kLanes<A> ? Lanes::channels_of_heads : Lanes::channels);
-  const bool by_heads = units.lanes == Lanes::heads;  // whose kernels are most of what is read, in rows as long as can be
+  const bool by_heads = units.lanes == Lanes::heads;  // most of its reads are kernels, in rows as long as possible
   const int64_t most = kChannels / R < 1 ? 1 : by_heads ? round_up(kChannels / R, kLanes<A>) : kChannels / R;
   units.heads = most < conv.H ? most : conv.H;
   int64_t chunk = kChunk;
@@ -126,17 +126,18 @@ Units units_of(const Conv& conv, bool backward) {
   return units;
 }
 
-// Where a unit lies. Where kernels are laid out by channel, groups of heads stay outermost, so that it is done once.
+// The place of a unit in the tensors. If kernels are laid out by channel, groups of heads are the outermost loop over
+// units, so that each group's kernels are laid out once.
 struct Place {
   int64_t group, partial;        // of Units::groups and Units::partials
   int64_t b, b_end;              // sentences
-  int64_t t, t_end, rows;        // positions of the sentence that `enter` was last called with; at most so many
-  int64_t head, heads;           // heads; the first channel of them, and how many channels
-  int64_t channel, channels;
-  int64_t blocks, width;         // of packed rows, and numbers of a tensor's row that a block has
-  int64_t begin;                 // the first position of an input: 0, or that of a state
-  // Of the sentence: its length, and the inputs first..last that positions t..t_end read; the row and the number for
-  // random.h of its position 0, and the steps from position to position.
+  int64_t t, t_end, rows;        // positions t..t_end of the sentence of the last `enter`; at most `rows`
+  int64_t head, heads;           // the first head, the number of heads
+  int64_t channel, channels;     // the first channel, the number of channels
+  int64_t blocks, width;         // blocks of packed rows, and numbers of a tensor's row per block
+  int64_t begin;                 // position of the first input: 0, or -padding_l with a state
+  // Of the sentence: its length T; the inputs first..last that positions t..t_end read; the tensor's row and the number
+  // in random.h of its position 0, and the strides of both from position to position.
   int64_t T, first, last, sentence, row_0, number_0, row_step, number_step;
 
   Place(const Conv& conv, const Units& units, int64_t unit) {
@@ -166,12 +167,12 @@ struct Place {
     T = packed ? conv.offsets[b + 1] - row_0 : conv.T;
     narrow(conv, t, t + rows < T ? t + rows : T);
   }
-  // To the positions from..to of the sentence.
+  // Restricts the place to the positions from..to of the sentence.
   void narrow(const Conv& conv, int64_t from, int64_t to) {
     t = from, t_end = to, first = t - conv.padding_l > begin ? t - conv.padding_l : begin;
     last = t_end - conv.padding_l + conv.K - 1 < T ? t_end - conv.padding_l + conv.K - 1 : T;
   }
-  // The sentence's state, as rows of the state or of its gradient.
+  // Returns the place of the sentence's state in the state or in its gradient.
   Place state(const Conv& conv) const {
     Place place = *this;
     place.t = begin, place.t_end = 0, place.row_step = conv.state_step;
@@ -179,11 +180,11 @@ struct Place {
     return place;
   }
   int64_t row(int64_t t) const { return row_0 + t * row_step; }
-  int64_t number(int64_t t) const { return number_0 + t * number_step; }  // the same in every layout
+  int64_t number(int64_t t) const { return number_0 + t * number_step; }  // does not depend on the memory layout
 };
 
-// Runs act(place) on each sentence of the units begin..end, after enter(place) where a group of heads is entered. Of few
-// taps, positions that read a state come first, so that the others' inputs are used where they lie.
+// Calls act(place) on each sentence of the units begin..end, and enter(place) when a group of heads begins. With few
+// taps, positions that read a state are a separate, first place, so that the inputs of the others are used in place.
 template <class Enter, class Act>
 void each_sentence(const Conv& conv, const Units& units, int64_t begin, int64_t end, Enter enter, Act act) {
   int64_t group = -1;
@@ -205,16 +206,17 @@ void each_sentence(const Conv& conv, const Units& units, int64_t begin, int64_t 
 
 // ---- Rows between tensors and scratch ----
 
-// Rows of x, or of the gradient: those of the tensor itself, or packed in scratch.
+// Rows of x or of the gradient, in the tensor itself or packed in scratch memory.
 template <class A>
 struct Rows {
-  const A* data;  // position `first`
+  const A* data;  // row of position `first`
   int64_t first, last;
-  int64_t row, block;  // numbers from position to position, and from block to block
-  const A* at(int64_t position) const { return data + (position - first) * row; }  // it need not be there
+  int64_t row, block;  // strides in numbers, from position to position and from block to block
+  const A* at(int64_t position) const { return data + (position - first) * row; }  // it need not exist
 };
 
-// Runs act(row of the tensor, t) on the place's channels of the positions begin..end, and asks for rows ahead.
+// Calls act(row, t) for the positions begin..end, where `row` points to the place's first channel in the tensor.
+// Prefetches later rows.
 template <bool Write, class S, class Act>
 inline void each_row(const Conv& conv, const Place& place, S* tensor, int64_t begin, int64_t end, Act act) {
   S* row = tensor + place.row(begin) * conv.C + place.channel;
@@ -225,7 +227,8 @@ inline void each_row(const Conv& conv, const Place& place, S* tensor, int64_t be
   }
 }
 
-// Where lanes are heads and a head has several channels: a tensor's row to a row of each block, and back.
+// For heads as lanes and several channels per head: split_row copies a tensor's row to a row of each block, join_row
+// copies it back.
 template <class A, class S>
 void split_row(const S* row, const Scratch<A>& scratch, const Place& place, A* to) {
   convert(scratch.line, row, place.channels);
@@ -250,7 +253,8 @@ void join_row(const A* result, const Scratch<A>& scratch, const Place& place, S*
   convert(row, scratch.line, place.channels);
 }
 
-// The positions begin..end of a tensor (T, B, C) to packed rows; lanes beyond a block's width are 0.
+// Packs rows of the positions begin..end of a tensor (T, B, C). Lanes beyond a block's width become 0, except with
+// split_row, where they are not used.
 template <class A, class S>
 void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const void* tensor, const Place& place,
           int64_t begin, int64_t end, A* to) {
@@ -268,7 +272,7 @@ void pack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const
   });
 }
 
-// Results of the place's positions to a tensor (T, B, C).
+// Copies the results of the place's positions to a tensor (T, B, C).
 template <class A, class S>
 void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const A* result,
             void* tensor) {
@@ -285,9 +289,9 @@ void unpack(const Conv& conv, const Units& units, const Scratch<A>& scratch, con
   });
 }
 
-// True where the blocks' rows are whole vectors in the tensors themselves. Results are written there, and few taps read
-// there: to copy them would take longer. With channels of several heads, not the last unit of a row, of fewer heads than the
-// others: the width of a whole unit is written.
+// Returns true if the blocks' rows are whole vectors in the tensors themselves. Then results are written in place, and
+// with few taps inputs are read in place: copies would take longer. With channels_of_heads this excludes a last group
+// that has fewer heads than the others, since rows of a whole group's width are written.
 template <class A, class S>
 bool in_place(const Units& units, const Place& place) {
   const bool apart = units.lanes == Lanes::heads && place.blocks > 1;
@@ -295,7 +299,8 @@ bool in_place(const Units& units, const Place& place) {
   return std::is_same_v<A, S> && !apart && whole && place.width % kLanes<A> == 0;
 }
 
-// Has write(out, out_row) write the results of the place's positions, and brings them to a tensor (T, B, C).
+// Calls write(out, out_row), which writes the results of the place's positions to the tensor (T, B, C) or to scratch
+// memory; these are then copied to the tensor.
 template <class A, class S, class Write>
 void write_results(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, void* tensor,
                    Write write) {
@@ -307,14 +312,14 @@ void write_results(const Conv& conv, const Units& units, const Scratch<A>& scrat
   }
 }
 
-// The inputs first..last of a place, those of a state among them.
+// Returns the inputs first..last of a place, including those of a state.
 template <class A, class S>
 Rows<A> rows_of(const Conv& conv, const Units& units, const Scratch<A>& scratch, const Place& place, const void* tensor,
                 int64_t first, int64_t last, bool packed, A* room) {
   if (!packed)
     return {static_cast<const A*>(tensor) + place.row(first) * conv.C + place.channel, first, last,
             place.row_step * conv.C, scratch.row};
-  const int64_t begin = first > 0 ? first : 0;  // of the tensor
+  const int64_t begin = first > 0 ? first : 0;  // first row in the tensor, not in the state
   pack<A, S>(conv, units, scratch, conv.state, place.state(conv), first, begin, room);
   pack<A, S>(conv, units, scratch, tensor, place, begin, last, room + (begin - first) * scratch.row);
   return {room, first, last, scratch.row, scratch.block};

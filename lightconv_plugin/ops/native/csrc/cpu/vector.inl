@@ -53,7 +53,7 @@ inline Vec<A> sum(Vec<A> v) {  // in every lane
 }
 
 template <class A, int Distance = kLanes<A> / 2>
-inline Vec<A> largest(Vec<A> v) {  // in every lane; a NaN may or may not be it
+inline Vec<A> largest(Vec<A> v) {  // in every lane; if a lane is NaN, the result may or may not be NaN
   if constexpr (Distance == 0) {
     return v;
   } else {
@@ -86,7 +86,7 @@ inline Vec<double> exp_of(Vec<double> x) {
   return x;
 }
 
-// Vectors of the numbers in memory, and back. Of bfloat16: 16 bits of each lane, rounded as in types.inl.
+// Conversions from numbers in memory to vectors, and back. bfloat16 has 16 bits for each lane, rounded as in types.inl.
 template <class A>
 struct BitsOf {
   typedef std::conditional_t<sizeof(A) == 4, uint32_t, uint64_t> type __attribute__((vector_size(kVectorBytes)));
@@ -140,7 +140,8 @@ inline void convert(To* __restrict to, const From* __restrict from, int64_t coun
   for (int64_t i = 0; i < count; ++i) store(to[i], load(from[i]));
 }
 
-// Asks for memory that will soon be read or written: rows of a tensor lie pages apart, where no hardware prefetcher follows.
+// Prefetches memory that will soon be read or written: rows of a tensor are pages apart, where hardware prefetchers do
+// not follow.
 template <bool Write = false, class S>
 inline void ask_for(const S* from, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(S))) __builtin_prefetch(from + i, Write);
@@ -148,7 +149,7 @@ inline void ask_for(const S* from, int64_t count) {
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Calls call<N>() for the N of the list that n is, or else for the last.
+// Calls call<N>() for the N in the list that equals n, or else for the last one.
 template <int First, int... Others, class Call>
 inline void by_number(int64_t n, Call call) {
   if constexpr (sizeof...(Others) == 0) {
@@ -159,14 +160,14 @@ inline void by_number(int64_t n, Call call) {
   }
 }
 
-// ---- Groups of neighbours taken apart ----
+// ---- Groups of neighbours, split into vectors ----
 
-// The numbers in 16 bytes. Shuffles within each 16 bytes of a vector, a piece, are one instruction at any width.
+// Numbers of a piece, which is 16 bytes of a vector. A shuffle within the pieces is one instruction at any width.
 template <class A>
 constexpr int kPiece = 16 / static_cast<int>(sizeof(A));
 
-// A vector of pieces that lie `apart` numbers apart, and back. Nothing outside of them is read where there are as many
-// vectors of such pieces side by side.
+// Loads a vector from pieces in memory whose stride is `apart` numbers; store_pieces stores it back. Memory between two
+// pieces may be read, but nothing before the first or after the last piece.
 template <class A, class S>
 inline Vec<A> load_pieces(const S* from, int64_t apart) {
   constexpr int m = kPiece<A>, pieces = kLanes<A> / m;
@@ -202,7 +203,8 @@ inline void store_pieces(S* to, int64_t apart, Vec<A> v) {
     __builtin_memcpy(to + piece * apart, numbers + piece * m, m * sizeof(S));
 }
 
-// Vector number To of a matrix (Rows, Columns) turned round, of which each piece of `matrix` has one, row by row.
+// Transposes matrices (Rows, Columns), one per piece of the vectors in `matrix`, row by row. Returns vector number To
+// of the result.
 template <class A, int Rows, int Columns, int To>
 inline Vec<A> turned(const Vec<A>* matrix) {
   constexpr int m = kPiece<A>, n = kLanes<A>;
@@ -211,7 +213,7 @@ inline Vec<A> turned(const Vec<A>* matrix) {
   if constexpr (m == 2) {
     for (int i = 0; i < n; i += m) mask[i] = i + source(0) % m, mask[i + 1] = n + i + source(1) % m;
     return __builtin_shuffle(matrix[source(0) / m], matrix[source(1) / m], mask);
-  } else {  // two pairs that have the four numbers, each with its neighbour, as which another vector may want it
+  } else {  // first shuffles for pairs of neighbours with the four numbers, which other vectors can share
     Index<A> low, high;
     for (int i = 0; i < n; i += m) {
       for (int k = 0; k < 2; ++k) {
@@ -233,8 +235,8 @@ template <class A, int Rows, int Columns>
   }(std::make_integer_sequence<int, Rows * Columns / kPiece<A>>{});
 }
 
-// A group of K neighbours for each lane to K vectors, one for each place in the group; and back. An even number of bfloat16
-// is moved in pairs.
+// split: from a group of K neighbours per lane to K vectors, one for each index in the group. join: back. If K is even,
+// bfloat16 numbers are moved in pairs.
 template <class A, int K, class S>
 [[gnu::always_inline]] inline void split(const S* groups, Vec<A> (&places)[K]) {
   constexpr int m = kPiece<A>;
@@ -271,7 +273,7 @@ template <class A, int K, class S>
   }
 }
 
-// ---- Of numbers in memory ----
+// ---- Arrays in memory ----
 
 // x becomes e^x, for x <= 0 or NaN.
 template <class A>
@@ -336,7 +338,7 @@ struct LanesOf {
   typedef long long longs __attribute__((vector_size(Bytes)));
 };
 
-// The whole products of the lower halves of 64-bit lanes.
+// Returns the 64-bit products of the lower halves of 64-bit lanes.
 template <int Bytes, class Lanes = typename LanesOf<Bytes>::words>
 inline Lanes low_products(Lanes a, Lanes b) {
 #if defined(__x86_64__)  // the compiler does not see that one instruction does it
@@ -353,8 +355,9 @@ inline Lanes low_products(Lanes a, Lanes b) {
   return (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF);
 }
 
-// Blocks of words side by side in vectors: counters c[word][block] become random words. Lanes of 64 bits hold a word in
-// their lower half, and anything above: first those of even blocks, then those of odd ones.
+// Replaces the counters c[word][block] of several blocks by random words, with blocks in the lanes of vectors. A 64-bit
+// lane has a word in its lower half, and its upper half is ignored. The even blocks are computed first, then the odd
+// ones.
 template <int Blocks>
 inline void philox_lanes(uint32_t (&c)[4][Blocks], uint64_t seed) {
   constexpr int bytes = Blocks * 4 < kVectorBytes ? Blocks * 4 : kVectorBytes;
@@ -380,7 +383,7 @@ inline void philox_lanes(uint32_t (&c)[4][Blocks], uint64_t seed) {
   }
 }
 
-// A random word keeps what it stands for where it is at least this.
+// Returns the threshold of a mask: a number is kept if its random word is at least this.
 inline uint32_t least_kept(float probability) {
   return static_cast<uint32_t>(static_cast<double>(probability) * 4294967296.0 + 0.5);
 }

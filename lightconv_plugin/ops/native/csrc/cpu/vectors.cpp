@@ -1,6 +1,6 @@
 // The CPU kernels, compiled once for each vector width: LIGHTCONV_TABLE names the table, LIGHTCONV_BITS the width.
-// All .inl files are parts of its unnamed namespace, and call nothing but the compiler's built-ins: code for one width must
-// never be linked into another's.
+// All .inl files are included in the unnamed namespace of this file, and call only the compiler's built-ins and
+// <cmath>: code for one width must never be linked into code for another.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>

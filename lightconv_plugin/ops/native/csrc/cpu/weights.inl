@@ -1,14 +1,16 @@
-// Kernels as the convolution uses them, in scratch: softmax, its gradient, DropConnect. A row is L = NV vectors, of which K
-// numbers count; NV = 0: as many as L holds. Rows are read and written in whole vectors, so that none waits for a smaller
-// store.
+// Kernels in scratch memory, as the convolution uses them: softmax, its gradient, DropConnect. A row has L numbers in
+// NV vectors; the first K are the kernel. NV = 0: the number of vectors is only known at run time, L / lanes. Rows are
+// read and written in whole vectors, so that no load has to wait for smaller stores to the same bytes.
 
+// Returns v with `other` in each lane i whose first + i is not in begin..end.
 template <class A>
-inline Vec<A> where_from(int first, int begin, int end, Vec<A> v, A other) {  // lane i stays where first + i is inside
+inline Vec<A> where_from(int first, int begin, int end, Vec<A> v, A other) {
   const Index<A> at = lane_numbers<A>() + first;
   return (at >= begin) & (at < end) ? v : Vec<A>{} + other;
 }
 
-// Logits to what the convolution uses; `to` is 0 from K on. `from` can be read for L numbers.
+// Writes the kernel `to` of a row of K logits: their softmax, or the logits themselves. It is 0 from K on. L numbers of
+// `from` must be readable.
 template <class A, class S, int NV>
 inline void kernel_row(const S* from, int K, int L, bool softmax, A* to) {
   constexpr int n = kLanes<A>;
@@ -48,7 +50,7 @@ inline void kernel_row(const S* from, int K, int L, bool softmax, A* to) {
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
       const Vec<A> weights = get(v) * scale;
-      put(v, v == vectors - 1 ? where_from<A>(v * n, 0, K, weights, 0) : weights);  // a row of NaN too ends in 0
+      put(v, v == vectors - 1 ? where_from<A>(v * n, 0, K, weights, 0) : weights);  // 0 from K on, even in a row of NaN
     }
   }
   if constexpr (NV > 0)
@@ -56,8 +58,9 @@ inline void kernel_row(const S* from, int K, int L, bool softmax, A* to) {
     for (int v = 0; v < NV; ++v) store(to + v * n, held[v]);
 }
 
-// The gradient of a row of logits from inner products of gradients and inputs, of which begin..end count: times
-// DropConnect's factors, unless null; through the softmax that gave p, unless null. `product` can be read for L numbers.
+// Writes the gradient of a row of logits, from the inner products of gradients and inputs; those outside of begin..end
+// count as 0. `factors` are DropConnect's, and p is the result of the softmax; each may be null. L numbers of `product`
+// must be readable.
 template <class A, int NV>
 inline void gradient_row(const A* product, int begin, int end, const A* factors, const A* p, int L, A* to) {
   constexpr int n = kLanes<A>;
@@ -88,7 +91,7 @@ inline void by_vectors(int64_t L, Call call) {
   by_number<1, 2, 3, 4, 0>(L / kLanes<A>, call);
 }
 
-// DropConnect's factors of the kernel at n = (t * B + b) * H + h: 0 or 1 / (1 - p). L numbers are written.
+// Writes DropConnect's factors, 0 or 1 / (1 - p), for the L numbers of the kernel at n = (t * B + b) * H + h.
 template <class A>
 void keep_row(uint64_t seed, uint64_t n, float probability, int L, A* to) {
   constexpr int kBlocks = 8;
@@ -108,11 +111,12 @@ void keep_row(uint64_t seed, uint64_t n, float probability, int L, A* to) {
 
 // ---- Kernels of a unit ----
 
-// The kernels of a place's heads at positions begin..end: normalised, and with DropConnect.
+// Writes the kernels of a place's heads at positions begin..end to scratch: normalised, and multiplied by DropConnect's
+// factors.
 template <class A, class S>
 void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& place, int64_t begin, int64_t end) {
   const int K = static_cast<int>(conv.K), L = static_cast<int>(scratch.taps);
-  const int64_t readable = conv.T * conv.B * conv.H * conv.K - L;  // where the last whole row of vectors may begin
+  const int64_t readable = conv.T * conv.B * conv.H * conv.K - L;  // the last index from which L numbers can be read
   const S* logits = static_cast<const S*>(conv.logits);
   by_vectors<A>(L, [&]<int NV>() {
     for (int64_t t = begin; t < end; ++t) {
@@ -141,7 +145,7 @@ void make_kernels(const Conv& conv, const Scratch<A>& scratch, const Place& plac
   });
 }
 
-// The kernels that all positions of a group of heads share, in the order that its lanes want.
+// Writes the kernels that all positions share, for one group of heads, to scratch in the layout for units.lanes.
 template <class A>
 void lay_out_shared(const Conv& conv, const Units& units, const Place& place, const Scratch<A>& scratch) {
   if (conv.dynamic) return;

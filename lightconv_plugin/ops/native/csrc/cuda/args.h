@@ -1,4 +1,4 @@
-// The arguments of the kernels, one struct each, passed by value: the same bytes for the launcher and the device.
+// Arguments of the kernels: one struct per kernel, passed by value. The launcher and the device share the definitions.
 #pragma once
 
 #include "cuda/case.h"
@@ -6,17 +6,19 @@
 namespace lightconv::cuda {
 
 struct DropConnect {
-  const long long* seed;   // device memory, so that a replayed graph draws anew
-  unsigned int threshold;  // round(p * 2^32): a word below it drops its weight
+  const long long* seed;   // in device memory, so that a replayed graph draws new masks
+  unsigned int threshold;  // round(p * 2^32); a weight is dropped if its random word is below
   double scale;            // 1 / (1 - p)
 };
 
-// Position t of sentence b is row t * step + b * sentence of x, of what has its shape, and of DynamicConv's logits:
-// step, sentence = B, 1 for (T, B, C), and 1, T for (B, T, C). What n stands for, (t * B + b) * H + h, is not of memory:
-// DropConnect draws by it, the same in every layout.
+// Position t of sentence b is row t * step + b * sentence of x, of tensors of its shape, and of DynamicConv's logits:
+// step, sentence = B, 1 for (T, B, C), and 1, T for (B, T, C). DropConnect draws its mask from the index
+// n = (t * B + b) * H + h, which does not depend on the layout in memory.
 
-// A convolution and its gradients. Of x and logits: out (T, B, C); for grad_x alone x is the gradient. Of the gradient
-// too: the logits' gradient, dynamic, or LightConv's sums over the positions of a block, partial (splits, H, K).
+// A convolution and its gradients. Forward: from x and logits to out (T, B, C). grad_x alone: x is the gradient of the
+// result, and out is grad_x. The gradient of the weights, alone or together with grad_x, also reads grad. DynamicConv's
+// is written to grad_logits; LightConv's to partial (splits, H, K), where each split is a sum over some of the
+// positions.
 struct ConvArgs {
   const void* x;
   const void* logits;
@@ -24,7 +26,7 @@ struct ConvArgs {
   void* out;
   void* grad_logits;
   float* partial;
-  float* row_sums;  // for several bands, see row_sums in rows.cuh
+  float* row_sums;  // if there are several bands, see row_sums in rows.cuh
   DropConnect dropconnect;
   int T, B, padding_l, splits;
   int step, sentence;
@@ -37,7 +39,7 @@ struct RowSumsArgs {
   long long rows, K;
 };
 
-// finish: LightConv's gradient (H, K) from partial (splits, H, K); without softmax in float32
+// finish: from partial (splits, H, K) to LightConv's gradient (H, K), which is in float32 if there is no softmax
 struct FinishArgs {
   const float* partial;
   const void* logits;
@@ -55,11 +57,12 @@ struct StepArgs {
   int N, M;
 };
 
-// ---- The fused kernels' ----
+// ---- Arguments of the fused kernels ----
 
-constexpr int LOSS_THREADS = 256;  // of a row of logits
+constexpr int LOSS_THREADS = 256;  // per row of logits
 
-// glu: x (rows, 2C) with rows = T * B, mask (B, T); out (rows, C), or grad (rows, C) to out (rows, 2C)
+// glu: from x (rows, 2C), rows = T * B, and mask (B, T) to out (rows, C). glu_backward: from these and grad (rows, C)
+// to out (rows, 2C).
 struct GluArgs {
   const void* x;
   const void* grad;
@@ -68,8 +71,9 @@ struct GluArgs {
   long long T, B, C;
 };
 
-// smoothed_nll: log_sums (N,), terms (N, 2) and their sums (2,) from logits (N, V), rows `stride` apart, and target (N,);
-// backward: grad, one number, to out (N, V). terms: -log p(target), and the sum of -log p over all types.
+// smoothed_nll: from logits (N, V), whose rows are `stride` numbers apart, and target (N,) to log_sums (N,), terms
+// (N, 2) and the sums of the terms over the rows, sums (2,). The terms of a row are -log p(target) and the sum of
+// -log p over the vocabulary. smoothed_nll_backward: from grad, one number, to out (N, V).
 struct LossArgs {
   const void* logits;
   const long long* target;
@@ -84,8 +88,8 @@ struct LossArgs {
 
 constexpr int NORM_THREADS = 256, NORM_VALUES = 16, NORM_WIDEST = 8 * 32 * NORM_VALUES;
 
-// How rows of C = Case::R numbers are cut for residual_norm: a row has `warps` warps, a thread up to NORM_VALUES numbers
-// of it, in `vectors` vectors, and a block has `rows` rows at a time.
+// Tiles of residual_norm for rows of C = Case::R numbers. `warps` warps work on a row. A thread holds up to NORM_VALUES
+// numbers of it, in `vectors` vectors of `vector` numbers. A block works on `rows` rows at a time.
 struct NormTile {
   int vector, vectors, warps, rows;
 };
@@ -98,8 +102,8 @@ constexpr NormTile norm_tile(const Case& c) {
   return tile;
 }
 
-// residual_norm: x and y (N, C) to z = x + dropout(y), out = weight * (z - mean) * rstd + bias, and stats (2, N): mean and
-// rstd of the rows of z, in the type of sums. Without dropout its seed is null.
+// residual_norm: from x and y (N, C) to z = x + dropout(y), out = weight * (z - mean) * rstd + bias, and stats (2, N),
+// the mean and rstd of the rows of z in the type of sums (Scalar::sum). Without dropout, dropout.seed is null.
 struct NormArgs {
   const void* x;
   const void* y;
@@ -113,8 +117,9 @@ struct NormArgs {
   long long N, C;
 };
 
-// residual_norm_backward: grad, of out, to grad_x and, with dropout, grad_y (N, C); to partial (splits, 2, C), in the type
-// of sums, and from there to grad_affine (2, C): the gradients of weight and bias.
+// residual_norm_backward: from grad, the gradient of out, to grad_x and, with dropout, grad_y (N, C), and to partial
+// (splits, 2, C) in the type of sums. residual_norm_sums: from partial to grad_affine (2, C), the gradients of weight
+// and bias.
 struct NormGradArgs {
   const void* grad;
   const void* z;
@@ -128,10 +133,10 @@ struct NormGradArgs {
   long long N, C, splits;
 };
 
-constexpr int ATTEND_THREADS = 128, ATTEND_WIDEST = 1024;  // a warp a row; channels of a head
+constexpr int ATTEND_THREADS = 128, ATTEND_WIDEST = 1024;  // a warp per row; channels of a head
 
-// attend: query (N, H * R), keys and values (sentences, S, H * R), padding (sentences, S) or null, sentence (N,), to out as
-// the query. scale: of a query's product with a key.
+// attend: from query (N, H * R), keys and values (sentences, S, H * R), padding (sentences, S) or null, and sentence
+// (N,), the sentence of each row, to out (N, H * R). The product of a query and a key is multiplied by `scale`.
 struct AttendArgs {
   const void* query;
   const void* keys;
@@ -145,8 +150,9 @@ struct AttendArgs {
 
 constexpr int CANDIDATE_THREADS = 256, MOST_CANDIDATES = 32, MOST_BEAMS = 32;
 
-// step_candidates: logits (N, V), scores (N,), limits (3,): the step, and the first that may and that must end; by way of
-// kept (N, K), of each row, to best, words and parents (N / beams, K)
+// step_candidates: from logits (N, V), scores (N,) and limits (3,) to kept and kept_words (N, K), the best of each row.
+// limits: the step, the first step in which hypotheses may end, and the first in which they must.
+// step_candidates_finish: from kept and kept_words to best, words and parents (N / beams, K).
 struct CandidateArgs {
   const void* logits;
   const float* scores;
@@ -162,7 +168,8 @@ struct CandidateArgs {
 
 constexpr int SEARCH_THREADS = 256;
 
-// search_step: values, candidates (words) and origins (N / beams, 2 * beams); the others as ops.Beams has them, N rows
+// search_step: values, candidates (words) and origins (N / beams, 2 * beams); the other tensors are those of ops.Beams,
+// with N rows.
 struct SearchArgs {
   const float* values;
   const long long* candidates;
@@ -187,12 +194,13 @@ struct SearchArgs {
   bool stepwise;
 };
 
-// The places of numbers in the vectors of ops/fused/update.py, which keeps the same lists.
+// Indices into the vectors of ops/fused/update.py, which has the same lists.
 enum Control { LOSS_SCALE, ITERATION, LAST_OVERFLOW, LAST_RESCALE, OVERFLOWS, STEPS, SKIPPED, CONTROLS };
 enum Outcome { APPLIED, NORM, FLOOR, MULTIPLY, STEP_SIZE, DECAY, OUTCOMES };
 enum Setting { SCALED, CLIP, TOLERANCE, LEAST, LOWEST, WINDOW, BETA1, BETA2, WEIGHT_DECAY, SETTINGS };
 
-// update_decide: one number each of norm and sample_size; orders (1 + the host's lead,)
+// update_decide: norm and sample_size are one number each. orders: the number of skipped updates that the host knew of,
+// then a learning rate for each number of further skipped updates, from 0 on.
 struct DecideArgs {
   const float* norm;
   const double* sample_size;
@@ -202,13 +210,14 @@ struct DecideArgs {
   double* outcome;
 };
 
-// adam_step: param, exp_avg, exp_avg_sq (N,) and grad (N,) of the model's type; weight (N,): the model's copy
+// adam_step: param, exp_avg and exp_avg_sq (N,) in float32; grad and weight (N,) in the model's type. weight: the
+// model's copy of param.
 struct AdamArgs {
   float* param;
   void* grad;
   float* exp_avg;
   float* exp_avg_sq;
-  void* weight;  // or null: the parameters are the model's own
+  void* weight;  // null if the model uses param itself
   const double* outcome;
   long long N;
   double beta1, beta2, eps;

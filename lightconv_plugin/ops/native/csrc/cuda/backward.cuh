@@ -1,5 +1,6 @@
-// Both gradients of a 16-bit convolution from one reading of x and of the gradient: grad_x as band.cuh has it, and from
-// the same rows the products that grad_weight.cuh goes on with. For kernels of one band, where a block has room for both.
+// Both gradients of a 16-bit convolution in one kernel, which reads x and the gradient once. grad_x is computed as in
+// band.cuh. The products for the gradient of the weights are computed from the same rows and then treated as in
+// grad_weight.cuh. For kernels of one band, if the shared memory of a block is large enough for both.
 #pragma once
 
 #include "cuda/band.cuh"
@@ -46,7 +47,7 @@ template <Case C> __device__ __forceinline__ void backward(const ConvArgs& args,
     const BandResults<C> results = sums.results();
     wait_for_copies<0>();
     __syncthreads();
-    // of a wide head each part's warp takes all channels and its share of the rows
+    // The warps of a wide head, one for each part, split the input rows here: each takes all channels.
     constexpr int steps = ceil_div(tile.steps, tile.parts);
     const int own_step = warp.slice % tile.parts * steps, of_head = warp.h * tile.parts * tile.chunk * 2;
     MmaProducts<S, steps> pairs;
@@ -62,7 +63,7 @@ template <Case C> __device__ __forceinline__ void backward(const ConvArgs& args,
       const int j = own_step * 16 + row - position;
       if (static_cast<Word>(j) < C.K) own_products[position * tile.heads * tile.products.stride + j] = sum;
     });
-    if (pairs.spoiled()) {  // by products with the zeros beside the sequence, where something is not finite
+    if (pairs.spoiled()) {  // 0 beside the sequence times a number that is not finite gives NaN, but must give 0
       pairs.each([&](int position, int row, float) {
         const int j = own_step * 16 + row - position, t = at.t0 + warp.m + position, from = t + j - args.padding_l;
         if (static_cast<Word>(j) < C.K && (t >= args.T || static_cast<Word>(from) >= args.T))

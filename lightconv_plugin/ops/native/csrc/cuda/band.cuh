@@ -1,5 +1,5 @@
-// LightConv and DynamicConv forward, and grad_x, for 16-bit types on matrix units: a head's kernels at 16 positions are
-// a band of a matrix, which is multiplied by the input rows that it meets, with float32 sums. See BandTile.
+// LightConv and DynamicConv forward, and grad_x, for 16-bit types on tensor cores. A head's kernels at 16 positions
+// form a band matrix, which is multiplied by the input rows that these kernels reach, with float32 sums. See BandTile.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -7,7 +7,8 @@
 
 namespace lightconv::cuda {
 
-// Where a block is: its first position, head and channel of the head, and a band's first input row and taps.
+// Position of a block: its first position, sentence, first head and first channel of the head. Position of a band: its
+// first input row, first tap and number of taps.
 struct BandPlace {
   int t0, b, head, channel;
   int first, tap, count;
@@ -19,12 +20,13 @@ __device__ __forceinline__ long long logit_row(const ConvArgs& args, const BandP
   return (C.dynamic ? row_of(args, t, at.b) * C.H : 0) + at.head + h;
 }
 
-// First number of a row in shared memory: rows are copied from the multiple of 16 bytes before them.
+// Index of the first logit in a row's copy in shared memory: the copy starts at the multiple of 16 bytes before the
+// row.
 template <Case C> __device__ __forceinline__ int logit_start(long long row, int tap) {
   return C.aligned ? (static_cast<Word>(row) * C.K + tap) % 8 : 0;
 }
 
-// Is a channel of one of the block's heads one of x?
+// True if the block's head h, or its channel c, exists in x: the last block may extend beyond.
 template <Case C> __device__ __forceinline__ bool in_heads(const BandPlace& at, int h) {
   return C.H % band_tile(C).heads == 0 || at.head + h < C.H;
 }
@@ -45,7 +47,7 @@ __device__ __forceinline__ void stage_logits(const ConvArgs& args, const BandPla
     const int t = from + item / tile.heads, h = item % tile.heads;
     const bool there = in_heads<C>(at, h) && (!C.dynamic || static_cast<Word>(t) < args.T);
     const long long start = there ? logit_row<C>(args, at, t, h) * C.K + at.tap : 0;
-    const int before = C.aligned ? static_cast<int>(start % V) : 0;  // numbers
+    const int before = C.aligned ? static_cast<int>(start % V) : 0;  // in numbers
     const bool inside = there && vector * V < before + at.count;
     const S* number = logits + (inside ? start - before + vector * V : 0);
     unsigned char* place = to + item * tile.logit_row_bytes + vector * V * 2;
@@ -57,7 +59,7 @@ __device__ __forceinline__ void stage_logits(const ConvArgs& args, const BandPla
   });
 }
 
-// The block's rows of x or of the gradient, from position `first` on.
+// Copies the block's rows of x or of the gradient, from position `first` on, to shared memory.
 template <Case C>
 __device__ __forceinline__ void stage_inputs(const ConvArgs& args, const BandPlace& at, const void* inputs, int first,
                                              unsigned char* to) {
@@ -83,15 +85,16 @@ template <Case C> __device__ __forceinline__ void clear_band(unsigned char* band
     vec<S, 8>(reinterpret_cast<S*>(band) + i * 8) = zeros<S, 8>();
 }
 
-// Writes the band of the block's kernels, whose other numbers are 0: at row s, column s % 16 + u, what position s has
-// for the input row s + u. Turned round, that is tap count - 1 - u of the kernel at row s + u.
+// Writes the weights of the block's kernels into the band, which was cleared. Row s, column s % 16 + u is the weight of
+// position s for input row s + u. Forward, that is tap u of the kernel at position s; for grad_x (`flip`) it is tap
+// count - 1 - u of the kernel at gradient row s + u.
 template <Case C>
 __device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace& at, const unsigned char* logits,
                                            unsigned char* band) {
   using S = typename Scalar<C.type>::type;
   constexpr BandTile tile = band_tile(C);
   constexpr int rows = tile.weight_rows * tile.heads;
-  constexpr int fewest = tile.taps > 32 ? 4 : tile.taps > 16 ? 2 : 1;  // lanes of a row, for the registers
+  constexpr int fewest = tile.taps > 32 ? 4 : tile.taps > 16 ? 2 : 1;  // lanes per row, to save registers
   constexpr int G = larger(lanes_per_row(rows, tile.threads, tile.taps), fewest);
   constexpr bool whole = bands_of(C) == 1;
   using Weights = Row<one_band(C), G>;
@@ -129,13 +132,13 @@ __device__ __forceinline__ void write_band(const ConvArgs& args, const BandPlace
   });
 }
 
-// A warp's results, 16 positions of `chunk` channels, in half the registers of their sums.
+// A warp's results for 16 positions of `chunk` channels, in the 16-bit type: half the registers of the float32 sums.
 template <Case C> struct BandResults {
   using S = typename Scalar<C.type>::type;
   static constexpr BandTile tile = band_tile(C);
   Vec<S, 2> pair[tile.chunk / 8][2];
 
-  // To rows in shared memory, at the warp's channels.
+  // Writes the results to shared memory. rows: the warp's rows there, at its first channel.
   __device__ __forceinline__ void write(unsigned char* rows) const {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
@@ -146,14 +149,15 @@ template <Case C> struct BandResults {
   }
 };
 
-// Their sums.
+// The float32 sums of a warp's results.
 template <Case C> struct BandSums {
   using S = typename Scalar<C.type>::type;
   static constexpr BandTile tile = band_tile(C);
   static constexpr int tiles = tile.chunk / 8;
   float sum[tiles][4];
 
-  // band: the warp's rows of it, of `count` taps; x: the input rows from the first that they meet, at the warp's channels
+  // band: the warp's rows of the band, with `count` taps. x: the first input row that they reach, at the warp's first
+  // channel.
   __device__ __forceinline__ void multiply(const unsigned char* band, const unsigned char* x, int count) {
     const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16 * 16;
 #pragma unroll
@@ -180,7 +184,7 @@ template <Case C> struct BandSums {
     if (spoiled != 0.0f) add_within_reach(band, x, count);
   }
 
-  // The same without the zeros beside the band, which make NaN of an input that is not finite.
+  // The same without the zeros beside the band: 0 times an input that is not finite is NaN.
   __device__ __forceinline__ void add_within_reach(const unsigned char* band, const unsigned char* x, int count) {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
@@ -225,7 +229,8 @@ template <Case C> struct BandSums {
   }
 };
 
-// What a warp works on: the 16 positions from m on and the slice `slice` of the block's channels, of the head `h`.
+// Work of a warp: 16 positions from m on, and part number `slice` of the block's channels, which belongs to head h of
+// the block.
 template <Case C> struct BandWarp {
   static constexpr BandTile tile = band_tile(C);
   static constexpr int blocks = C.positions / MMA_POSITIONS;
@@ -242,7 +247,7 @@ template <Case C> struct BandWarp {
     return of_block + m * tile.row_bytes + slice * tile.chunk * 2;
   }
 
-  // The warp's rows of the result, from shared memory.
+  // Copies the warp's rows of the result from shared memory to out.
   __device__ __forceinline__ void store_rows(const ConvArgs& args, const BandPlace& at, const unsigned char* rows) const {
     using S = typename Scalar<C.type>::type;
     constexpr int V = tile.vector, lanes = tile.chunk / V;

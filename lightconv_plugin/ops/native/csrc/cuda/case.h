@@ -1,5 +1,5 @@
-// What a kernel is compiled for, and how it is cut into blocks: plain constexpr C++, read by the launcher, by NVRTC and
-// by the tests, so that all three always mean the same kernel. T, B, C, H, K and R = C / H as in ops/reference.py.
+// The compile-time parameters of a kernel and its division into blocks. The launcher and the kernels, which NVRTC
+// compiles, include this file, so they always agree. T, B, C, H, K and R = C / H as in ops/reference.py.
 #pragma once
 
 namespace lightconv::cuda {
@@ -17,14 +17,14 @@ struct Case {
   bool softmax;
   bool drop;          // DropConnect
   bool flip;          // grad_x: the transposed convolution of the gradient
-  bool aligned;       // all pointers are multiples of 16 bytes; of the loss: of R numbers
+  bool aligned;       // all pointers are multiples of 16 bytes; loss and candidates: all rows, of R numbers
   bool tensor_cores;  // mma of 16-bit types with float32 sums, sm_80 and later
   bool mask;          // glu, attend: a padding mask
   bool both;          // grad_x and the gradient of the weights by one kernel
 };
 
-constexpr int SHARED_LIMIT = 48 * 1024;  // what every architecture grants without being asked
-constexpr int SHARED_ASKED = 72 * 1024;  // what those with matrix units grant when asked, on sm_90 to three blocks
+constexpr int SHARED_LIMIT = 48 * 1024;  // shared memory of a block, in bytes, on all architectures without opt-in
+constexpr int SHARED_ASKED = 72 * 1024;  // with opt-in, from sm_80 on; on sm_90 three such blocks fit
 constexpr int RUN = 8;                   // positions of one thread of the convolution
 constexpr int MMA_POSITIONS = 16, MMA_CHANNELS = 16;
 
@@ -51,23 +51,24 @@ constexpr int vector_of(const Case& c) { return c.aligned ? power_of_two_in(c.R,
 
 constexpr int BAND_TAPS = 64, BAND_CHANNELS = 64;
 
-// Kernels wider than BAND_TAPS are taken in several bands; one band's case has its taps alone.
+// Kernels wider than BAND_TAPS are processed in several bands. In one band's Case, K is the taps of a full band.
 constexpr int bands_of(const Case& c) { return ceil_div(c.K, BAND_TAPS); }
 constexpr Case one_band(Case c) {
   c.K = smaller(c.K, BAND_TAPS);
   return c;
 }
 
-// Are the weights of a block different at each position?
+// True if the weights differ between positions.
 constexpr bool per_position(const Case& c) { return c.dynamic || c.drop; }
 
-// How the convolution is cut: a block has `positions` positions of one sentence and `heads` whole heads, or one of the
-// `parts` of a head that is wide. Each thread sums RUN positions of `vector` neighbouring channels.
+// Tiles of the convolution without tensor cores. A block computes `positions` positions of one sentence for `heads`
+// whole heads, or for one of the `parts` of a wide head. Each thread sums RUN positions of `vector` neighbouring
+// channels.
 struct ConvTile {
   int vector, heads, lanes, parts, runs, threads;
   int taps;          // of one band
   int band;          // weights of one run and head, ordered by (input row, position of the run)
-  int band_offset;   // bytes; before it the logits as they came, later the input rows
+  int band_offset;   // bytes; the space before it holds first the logits, then the input rows
   int shared_bytes;  // 0: does not fit
 
   constexpr int channels() const { return lanes * vector; }
@@ -93,7 +94,8 @@ constexpr ConvTile conv_tile_of(const Case& c, int heads) {
   return tile;
 }
 
-// The most heads that make rows of 16 (scalar access: 32) lanes and fit, but no fewer than rows of 64 bytes want.
+// The largest number of heads that fits and needs at most 16 lanes per row (scalar access: 32). If rows of less than 64
+// bytes do not fit, the number is not reduced further: the caller first tries fewer positions.
 constexpr ConvTile conv_tile(const Case& c) {
   const int head_lanes = c.R / vector_of(c), most = vector_of(c) == 1 ? 32 : 16;
   for (int heads = smaller(c.H, larger(1, most / head_lanes)); heads >= 1; heads /= 2) {
@@ -104,28 +106,29 @@ constexpr ConvTile conv_tile(const Case& c) {
   return ConvTile{};
 }
 
-// The products of the gradient and x: floats [position][head][tap] in shared memory, of a block of `threads`.
+// Products of the gradient and x in shared memory: floats [position][head][tap], for a block of `threads` threads.
 struct Products {
   int heads, threads, taps, stride;
 
   constexpr int bytes(int positions) const { return round_up(positions * heads * stride * 4, 16); }
 };
 
-// LightConv adds products up in groups of positions, so that many threads do it.
+// Groups of positions. LightConv sums the products of each group separately, so that more threads take part.
 constexpr int groups_of(const Case& c) { return ceil_div(c.positions, MMA_POSITIONS); }
 
-// How the convolution is cut for matrix units: a warp has 16 positions and `chunk` channels of one head, a block
-// `positions` positions of `heads` whole heads, or of `parts` chunks of a head that is wide. The kernels of 16 positions
-// are a band of a matrix: its row has the `taps` of one position and one column an input row that any of the 16 meets.
+// Tiles of the convolution on tensor cores. A warp computes 16 positions of `chunk` channels of one head; a block
+// computes `positions` positions of `heads` whole heads, or of `parts` chunks of a wide head. The kernels at 16
+// positions form a band matrix: a row holds the `taps` weights of one position, and a column belongs to an input row
+// that any of the 16 positions reaches.
 struct BandTile {
   int vector, chunk, parts, heads, groups, threads;
-  int taps, steps;                  // of one band; its columns / 16
+  int taps, steps;                  // of one band; steps: its columns / 16
   int rows, row_bytes;              // input rows of one band in shared memory
   int band_rows, band_row_bytes;    // of one head
-  int weight_rows;                  // positions whose weights meet the block; where all are the same, those of a band
-  int logit_rows, logit_row_bytes;  // as they lie in memory: a row starts anywhere in its first 16 bytes
+  int weight_rows;                  // positions whose weights the block needs; MMA_POSITIONS if all are the same
+  int logit_rows, logit_row_bytes;  // copied from 16-byte boundaries: a row starts within its first 16 bytes
   int band_offset, x_offset, logits_offset, totals_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
-  Products products;                // where C.both: in the place of x
+  Products products;                // if both: they replace x in shared memory
 };
 
 constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
@@ -139,7 +142,7 @@ constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
   tile.taps = smaller(c.K, BAND_TAPS);
   tile.steps = ceil_div(MMA_POSITIONS - 1 + tile.taps, 16);
   tile.rows = c.positions + 16 * (tile.steps - 1);
-  tile.row_bytes = heads * parts * tile.chunk * 2 + 16;  // an odd multiple of 16, so that 8 rows fill all banks
+  tile.row_bytes = heads * parts * tile.chunk * 2 + 16;  // an odd multiple of 16: 8 rows without bank conflicts
   tile.band_rows = per_position(c) ? c.positions : MMA_POSITIONS;
   tile.band_row_bytes = tile.steps * 32 + 16;
   tile.weight_rows = !per_position(c) ? MMA_POSITIONS : c.flip ? c.positions + tile.taps - 1 : c.positions;
@@ -157,7 +160,8 @@ constexpr BandTile band_tile_of(const Case& c, int heads, int parts) {
   return tile;
 }
 
-// Four warps where that is possible, or more for rows of 64 bytes; a wide head is kept together as far as it fits.
+// Heads for at least four warps and rows of at least 64 bytes, or fewer if these do not fit or H is smaller. As many
+// parts of a wide head as fit share a block.
 constexpr BandTile band_tile(const Case& c) {
   const int warps = c.positions / MMA_POSITIONS, wanted = larger(4 / warps, ceil_div(32, c.R));
   for (int heads = c.R > BAND_CHANNELS ? 1 : smaller(c.H, wanted); heads >= 1; heads /= 2)
@@ -168,21 +172,22 @@ constexpr BandTile band_tile(const Case& c) {
   return BandTile{};
 }
 
-// How the gradient of the weights is cut: a block has `positions` positions of `heads` heads of one sentence, and takes
-// the channels of a head in `chunks` of `chunk`. Its sums over the channels are a band of the product G X^T.
+// Tiles of the gradient of the weights. A block works on `positions` positions of `heads` heads of one sentence, and
+// reads the channels of a head in `chunks` chunks of `chunk` channels. Its sums over the channels are a band of the
+// matrix product G X^T of the gradient and the input.
 struct GradTile {
   int vector, heads, chunk, chunks, threads;
   int taps;          // of one band
-  int rows;          // input rows in shared memory; beyond positions + K - 1 only for sums that are thrown away
-  int row_bytes;     // of one row of either kind
-  int skew;          // bytes added every 4 rows, so that no two lanes meet in a bank
+  int rows;          // input rows in shared memory; those beyond positions + taps - 1 only feed discarded sums
+  int row_bytes;     // of a row of x or of the gradient
+  int skew;          // bytes added after every 4 rows, to avoid bank conflicts
   Products products;
   int logits_offset, sums_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
 
   constexpr int offset(int row) const { return row * row_bytes + row / 4 * skew; }
 };
 
-constexpr int GRAD_POSITIONS = 4, GRAD_TAPS = 8;  // of one thread without tensor cores
+constexpr int GRAD_POSITIONS = 4, GRAD_TAPS = 8;  // per thread, without tensor cores
 
 constexpr GradTile grad_tile_of(const Case& c, int heads) {
   GradTile tile{};
@@ -221,10 +226,12 @@ constexpr GradTile grad_tile(const Case& c) {
   return GradTile{};
 }
 
-// Warps that add LightConv's partial sums of one head up, each a part of them; a wide kernel's fill one warp's registers.
+// Warps that add up LightConv's partial sums of one head: each adds some of the splits. The sums of a wide kernel stay
+// in the registers of a single warp.
 constexpr int finish_warps(int K) { return K <= 256 ? 8 : 1; }
 
-// One decoding step: a block has one row and `heads` heads; the places of K inputs and their weights are shared.
+// Tiles of a decoding step. A block computes one row of `heads` heads. Shared memory holds the positions of its K
+// inputs in the ring and their weights.
 struct StepTile {
   int vector, heads, threads, weights_offset, shared_bytes;  // bytes; shared_bytes 0: does not fit
 };

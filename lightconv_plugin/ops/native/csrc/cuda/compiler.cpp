@@ -22,7 +22,7 @@
 namespace lightconv::cuda {
 namespace {
 
-// The parts of NVRTC's interface that are used, with its own names; results are 0 for success.
+// The functions of NVRTC that are used, under their own names. A result of 0 means success.
 struct Nvrtc {
   Library library;
   int (*nvrtcVersion)(int* major, int* minor) = library["nvrtcVersion"];
@@ -41,7 +41,7 @@ struct Nvrtc {
   const char* (*nvrtcGetErrorString)(int result) = library["nvrtcGetErrorString"];
 };
 
-std::mutex mutex;  // guards what follows; NVRTC itself is safe to call from several threads
+std::mutex mutex;  // guards the two variables below; NVRTC itself is safe to call from several threads
 Settings chosen;
 std::map<std::string, Nvrtc> opened;  // by path
 
@@ -56,11 +56,11 @@ const Nvrtc& nvrtc() {
   if (known != opened.end()) return known->second;
   void* library = dlopen(chosen.nvrtc.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error(std::string("lightconv: NVRTC cannot be loaded: ") + dlerror());
-  const Library found{library, chosen.nvrtc + ", where CUDA 12.8 or later is expected, has no"};
+  const Library found{library, chosen.nvrtc + ", which must be of CUDA 12.8 or later, has no"};
   return opened.emplace(chosen.nvrtc, Nvrtc{found}).first->second;
 }
 
-// Empty where there is no such file.
+// Returns the content of a file, or an empty string if there is none.
 std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
@@ -74,8 +74,8 @@ std::string digest_of(const std::string& image) {
   return text.str();
 }
 
-// An image lies in the cache with its digest behind it. Empty where there is no file, or where its digest is another's:
-// a disk that was full, a copy that was cut short. Such a file is named, and compiled again.
+// A cached file is an image followed by its digest. Returns the image, or an empty string if there is no file or the
+// digest does not match (a full disk, an interrupted copy). A damaged file is reported, and its kernel compiled again.
 std::string read_cached(const std::string& path) {
   std::string image = content_of(path);
   if (image.empty()) return image;
@@ -87,8 +87,8 @@ std::string read_cached(const std::string& path) {
   return "";
 }
 
-// The file is written under a name of its own and then renamed, so that nobody reads half a file. A folder that cannot be
-// written costs time, not the result.
+// The file is written under a temporary name and then renamed, so that nobody reads half a file. Errors are ignored: if
+// the folder is not writable, kernels are compiled again in the next process.
 void write_cached(const std::string& path, const std::string& image) {
   static std::atomic<int> count{0};
   const std::string draft = path + "." + std::to_string(getpid()) + "." + std::to_string(count++);
@@ -100,7 +100,8 @@ void write_cached(const std::string& path, const std::string& image) {
   else std::filesystem::remove(draft, ignored);
 }
 
-// The newest architecture that NVRTC knows and the GPU runs: its own, or one to which the driver's compiler adapts.
+// Returns the newest architecture that NVRTC supports and the GPU runs: the GPU's own, or an older one, whose PTX the
+// driver compiles for the GPU.
 int best_architecture(int capability, const std::string& version) {
   int count = 0;
   nvrtc().nvrtcGetNumSupportedArchs(&count);
@@ -129,8 +130,9 @@ std::string first_error(void* program) {
   return log.substr(0, log.find('\n'));
 }
 
-// The kernels' files by the names that they include each other by. NVRTC is handed their texts: what it reads from disk
-// it reads under a lock, anew for each kernel, which no number of threads makes shorter.
+// The source files of the kernels, by the names under which they include each other. NVRTC is given their texts: it
+// reads files from disk under a lock, and again for each kernel, so compiling on more threads would not make this
+// faster.
 struct Headers {
   std::vector<std::string> names, texts;
 };
@@ -194,7 +196,7 @@ void configure(const Settings& settings) {
 
 std::string compile(const std::string& source, int capability) {
   const Settings chosen = settings();
-  if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: the CUDA side was not configured");
+  if (chosen.nvrtc.empty()) throw std::runtime_error("lightconv: call cuda_configure before the first kernel");
   int major = 0, minor = 0;
   nvrtc().nvrtcVersion(&major, &minor);
   const std::string version = std::to_string(major) + '.' + std::to_string(minor);

@@ -1,4 +1,4 @@
-// CUDA C++ to machine code by NVRTC, for the GPU at hand, kept on disk for all processes.
+// Compiles CUDA C++ with NVRTC for a GPU. The results are cached on disk for all processes.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,7 @@
 
 namespace lightconv::cuda {
 
-// Where things are, said by Python once after the library is loaded.
+// Paths, set by Python after the library is loaded.
 struct Settings {
   std::string sources;  // the folder of these files
   std::string nvrtc;    // libnvrtc, or a library that depends on it
@@ -14,10 +14,11 @@ struct Settings {
 };
 
 void configure(const Settings& settings);
-extern std::atomic<int> configurations;  // made so far: kernels of the one before are compiled anew
+extern std::atomic<int> configurations;  // calls of configure so far; kernels from before the last are not used again
 
-// The image, cubin or PTX, of `source` for a compute capability such as 90. Throws std::runtime_error: not configured,
-// libnvrtc cannot be used, or its first error line.
+// Returns the image (cubin or PTX) of `source` for a compute capability such as 90. Throws std::runtime_error if
+// configure was not called, if libnvrtc cannot be used, or, with the first line of the error, if `source` does not
+// compile.
 std::string compile(const std::string& source, int capability);
 
 }  // namespace lightconv::cuda

@@ -1,4 +1,4 @@
-// LightConv, DynamicConv and their step on CUDA tensors: which kernel, cut how, with which arguments.
+// LightConv, DynamicConv and their decoding step on CUDA tensors: chooses the kernel, its tiles and its arguments.
 #include <algorithm>
 #include <string>
 
@@ -11,7 +11,8 @@
 namespace lightconv::cuda {
 namespace {
 
-// x (T, B, C = H * R), logits (H, K) or, dynamic, (T, B, H, K), with their rows in one order; see args.h.
+// A convolution of x (T, B, C = H * R) with logits (H, K) or, if dynamic, (T, B, H, K). The rows of x and of dynamic
+// logits have the same order in memory; see args.h.
 struct Conv {
   long long T, B, H, R, K, padding_l, step, sentence;
   Type type;
@@ -31,10 +32,10 @@ const Kernel BACKWARD{"backward", "backward", "ConvArgs", "conv_backward"};
 const Kernel FINISH{"finish", "rows", "FinishArgs", "conv_grad_weight_finish"};
 const Kernel STEP{"step", "step", "StepArgs", "conv_step"};
 
-const int WIDEST = 4096;        // kernel, for the registers of `finish`
-const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, all heads together
-const int BOTH_BLOCKS = 2048;   // likewise where grad_x comes with it
-const int ROW_THREADS = 128;    // of row_sums, a warp a row
+const int WIDEST = 4096;        // largest K, limited by the registers of `finish`
+const int SPLIT_BLOCKS = 1024;  // of the first stage of LightConv's weight gradient, for all heads together
+const int BOTH_BLOCKS = 2048;   // the same, if one kernel also computes grad_x
+const int ROW_THREADS = 128;    // of a block of row_sums, a warp per row
 
 struct Positions {
   int least, most;  // of a block, if they fit
@@ -42,16 +43,16 @@ struct Positions {
   int of(long long T) const { return larger(least, power_of_two_from(static_cast<int>(std::min<long long>(T, most)))); }
 };
 
-// One convolution on its way to the kernels. What several of these need is made when first asked for.
+// Launches the kernels of one convolution. Row sums, which several kernels need, are computed on first use.
 class Launcher {
  public:
   explicit Launcher(const Operands& given) : memory_(given.x), place_(memory_.place()), conv_(sizes_of<Conv>(given)) {
     STD_TORCH_CHECK(!given.offsets.has_value() && !given.state.has_value(),
-                    "lightconv: packed sentences and states have kernels on a CPU alone");
+                    "lightconv: packed sentences and states have kernels only for CPUs");
     check_same(given.x, given.weight, "weight");
     conv_.R = given.C / given.H, conv_.type = type_of(given.x);
     STD_TORCH_CHECK(conv_.type != Type::f64 && conv_.K <= WIDEST,
-                    "lightconv: on a GPU convolutions are not of float64, and of kernels of at most 4096 weights");
+                    "lightconv: convolutions on a GPU support float32, float16, bfloat16 and at most 4096 weights");
     if (conv_.dropconnect > 0) {
       check_same(given.x, *given.seed, "seed");
       conv_.seed = static_cast<const long long*>(given.seed->const_data_ptr());
@@ -75,8 +76,8 @@ class Launcher {
     return c;
   }
 
-  // The case with the positions of a block that T asks for, or as many as fit, at least `fewest`; positions 0: none do,
-  // which is so of kernels for matrix units alone.
+  // Returns the case with as many positions per block as T needs and as fit, at least `fewest`. positions is 0 if none
+  // fit, which happens only for kernels that use tensor cores.
   template <class Fits>
   Case cut(std::initializer_list<const void*> pointers, int fewest, const Fits& fits, const Positions& wanted = {32, 64}) {
     Case c = kind();
@@ -100,7 +101,7 @@ class Launcher {
 
   long long blocks(const Case& c) const { return blocks_for(conv_.T, c.positions) * conv_.B; }
 
-  // Forward, or turned round (`flip`) for grad_x, where x is the gradient.
+  // Computes the forward pass, or grad_x: the transposed convolution (`flip`) of the gradient, which is passed as x.
   void convolve(const void* x, void* out, bool flip) {
     Case c{};
     if (tensor_cores_)
@@ -125,11 +126,11 @@ class Launcher {
     launch(place_, CONV, c, {blocks(c) * groups, tile.threads, tile.shared_bytes}, &args);
   }
 
-  // Both gradients by one kernel, where it can.
+  // Computes both gradients with one kernel. Returns false if that kernel does not support the case.
   bool backward_at_once(const void* grad, void* grad_x, void* grad_logits) {
     if (!tensor_cores_) return false;
     const Positions wanted{MMA_POSITIONS, 64};
-    const int fewest = smaller(32, wanted.of(conv_.T));  // with fewer of many, two passes read less
+    const int fewest = smaller(32, wanted.of(conv_.T));  // with fewer, if T has more, two kernels read less
     const Case c = cut({grad, conv_.x, grad_x}, fewest, [](Case& c) {
       c.flip = c.both = c.tensor_cores = true;
       return band_tile(c).shared_bytes > 0;
@@ -163,7 +164,7 @@ class Launcher {
     finish(args.partial, args.splits, out);
   }
 
-  // LightConv's partial sums: how many, and room for them; then their sum.
+  // Sets the number of LightConv's partial sums and allocates them. `finish` adds them up.
   void split(long long wanted, long long most, ConvArgs& args) {
     args.splits = static_cast<int>(std::clamp<long long>(wanted, 1, most));
     args.partial = static_cast<float*>(place_.scratch(sizeof(float) * args.splits * conv_.H * conv_.K));
@@ -178,7 +179,7 @@ class Launcher {
     launch(place_, FINISH, c, {conv_.H, 32 * warps, warps > 1 ? warps * c.K * 4 : 0}, &args);
   }
 
-  // Of each row of logits: see row_sums in rows.cuh.
+  // Returns the sums of all rows of logits; see row_sums in rows.cuh.
   float* row_sums() {
     if (row_sums_ == nullptr) {
       const long long rows = conv_.dynamic ? conv_.T * conv_.B * conv_.H : conv_.H;

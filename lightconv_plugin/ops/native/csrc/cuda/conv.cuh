@@ -1,17 +1,18 @@
-// LightConv and DynamicConv forward, and grad_x, which is the same convolution turned round: softmax, DropConnect and
-// sum in one launch on (T, B, C).
+// LightConv and DynamicConv forward, and grad_x, which is the transposed convolution of the gradient: softmax,
+// DropConnect and sum in one launch, without tensor cores.
 //
-// A block stages the input rows of its positions once, with the K - 1 rows of halo, and the weights as a band: for each
-// run of 8 positions and each input row the 8 weights that the row meets, side by side. A thread then reads, an input
-// row, 16 bytes of input and 32 bytes of weights (the same for all lanes of a head) for 8 x 8 multiply-adds.
+// A block copies the input rows of its positions, with the K - 1 rows of halo, to shared memory once. It stores the
+// weights as a band: for each run of 8 positions and each input row, the 8 weights of that row side by side. For each
+// input row a thread then reads 16 bytes of input and 32 bytes of weights (the same for all lanes of a head) for 8 x 8
+// multiply-adds (float32: 8 x 4).
 #pragma once
 
 #include "cuda/weights.cuh"
 
 namespace lightconv::cuda {
 
-// Sums input row r of a run. Rows near the ends meet fewer than RUN positions, which First and Last say at compile
-// time: a tap outside the kernel is not a multiplication by zero, which would make NaN of an infinite input.
+// Adds input row r of a run to its sums. Rows near the ends reach fewer than RUN positions; First and Last mark them at
+// compile time. Taps outside the kernel are skipped: multiplying an infinite input by zero would give NaN.
 template <int K, bool First, bool Last, class S, int V>
 __device__ __forceinline__ void add_row(float (&sum)[RUN][V], const S* row, const float* weights, int r) {
   float x[V];
@@ -31,14 +32,14 @@ __device__ __forceinline__ void add_row(float (&sum)[RUN][V], const S* row, cons
   }
 }
 
-// Where a block is: its first position, its head, and a band's first input row and tap.
+// Position of a block: its first position, sentence and first head. Position of a band: its first input row and tap.
 struct ConvPlace {
   int t0, b, head, first, tap;
 };
 
-// The band of `Count` taps of the block's kernels. Forward, tap j of the position t0 + s meets input row s + j of the
-// block; turned round, tap j of the gradient at row `row` reaches the position row + j - (Count - 1), as row Count - 1 - j
-// counted from it.
+// Writes the band of `Count` taps of the block's kernels. Forward, tap j of position t0 + s belongs to input row s + j
+// of the block. For grad_x (`flip`), tap j of the kernel at gradient row `row` belongs to position
+// row - (Count - 1 - j), where `row` is input row number Count - 1 - j.
 template <Case C, int Count>
 __device__ __forceinline__ void write_band(const ConvArgs& args, const ConvPlace& at,
                                            const typename Scalar<C.type>::type* logits, float* band) {
@@ -87,7 +88,7 @@ template <Case C> struct ConvThread {
   bool works;
 };
 
-// Adds `Count` taps from at.tap on to the sums of all threads.
+// Adds the products of `Count` taps, from at.tap on, to the sums of all threads.
 template <Case C, int Count, int V>
 __device__ __forceinline__ void add_band(const ConvArgs& args, ConvPlace at, const ConvThread<C>& thread,
                                          unsigned char* shared, float (&sum)[RUN][V]) {

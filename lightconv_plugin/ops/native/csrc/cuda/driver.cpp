@@ -37,7 +37,7 @@ void check(int result, const char* call) {
 
 const Device& device(int index) {
   static std::mutex mutex;
-  static std::map<int, Device> devices;  // whose elements never move
+  static std::map<int, Device> devices;  // references to elements of a map stay valid
   const std::lock_guard<std::mutex> lock(mutex);
   const auto known = devices.find(index);
   if (known != devices.end()) return known->second;

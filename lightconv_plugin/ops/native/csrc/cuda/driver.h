@@ -1,4 +1,4 @@
-// The CUDA driver, opened at run time: no CUDA header or library is needed to build, and none to load this library.
+// The CUDA driver, opened at run time: neither building nor loading this library needs a CUDA header or library.
 #pragma once
 
 #include <dlfcn.h>
@@ -8,10 +8,10 @@
 
 namespace lightconv::cuda {
 
-// A library that is opened at run time; a struct of its functions finds each by its name.
+// A library opened at run time. A struct with a member for each function looks these up by name.
 struct Library {
   void* handle;
-  std::string otherwise;  // begins the sentence of an error where a function is missing, "<otherwise> NAME"
+  std::string otherwise;  // start of the error message if a function is missing: "<otherwise> NAME"
 
   struct Symbol {
     void* address;
@@ -25,7 +25,7 @@ struct Library {
   }
 };
 
-// The parts of the driver's interface that are used, with its own names; handles are void*, results 0 for success.
+// The functions of the driver that are used, under their CUDA names. Handles are void*; a result of 0 means success.
 struct Driver {
   Library library;
   int (*cuInit)(unsigned int flags) = library["cuInit"];
@@ -45,7 +45,7 @@ struct Driver {
   int (*cuGetErrorName)(int result, const char** name) = library["cuGetErrorName"];
 };
 
-// Throws std::runtime_error: there is no driver, or it is too old.
+// Throws std::runtime_error if there is no driver or it is too old.
 const Driver& driver();
 
 // Throws std::runtime_error with CUDA's name of the error unless result is 0.
@@ -58,7 +58,7 @@ struct Device {
 
 const Device& device(int index);
 
-// Makes a device's context current, for as long as this lives.
+// Makes a device's context current as long as this object lives.
 class Current {
  public:
   explicit Current(const Device& device) {
@@ -78,8 +78,8 @@ class Current {
   bool pushed_ = false;
 };
 
-// While this lives, the thread may do what CUDA forbids during the capture of a graph and what no graph needs to replay:
-// load a module. Captures of other threads are not disturbed.
+// While this object lives, its thread may load a module, which CUDA otherwise forbids during the capture of a graph. A
+// load need not be replayed with the graph. Captures of other threads are not disturbed.
 class Uncaptured {
  public:
   Uncaptured() { check(driver().cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode"); }

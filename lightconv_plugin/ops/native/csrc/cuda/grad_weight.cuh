@@ -1,6 +1,7 @@
-// The gradient of the logits: sums over a head's channels of grad[t] * x[t + j - padding_l], which are a band of the
-// product G X^T, then DropConnect and softmax backwards. DynamicConv writes its (T, B, H, K); LightConv sums over the
-// positions of a block into partial (splits, H, K), which `finish` adds up in order: no atomics, always the same bits.
+// The gradient of the logits. First the products, sums over a head's channels of grad[t] * x[t + j - padding_l], which
+// are a band of the matrix product G X^T; then the derivatives of DropConnect and softmax. DynamicConv writes the
+// gradient (T, B, H, K). LightConv sums over the positions of a split into partial (splits, H, K), and `finish` adds
+// these up in a fixed order. Without atomics, the result has the same bits every time.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -8,7 +9,8 @@
 
 namespace lightconv::cuda {
 
-// Rows `first`.. of x or grad, `heads` x `chunk` channels of each, to shared memory; zeros outside.
+// Copies rows of x or grad, from position `first` on and with `heads` x `chunk` channels each, to shared memory. Rows
+// and channels outside x become 0.
 template <Case C>
 __device__ __forceinline__ void stage_rows(const ConvArgs& args, const void* from, unsigned char* to, int rows, int first,
                                            int head, int chunk, int b) {
@@ -29,7 +31,7 @@ __device__ __forceinline__ void stage_rows(const ConvArgs& args, const void* fro
   }
 }
 
-// Sums of one thread without tensor cores: GRAD_POSITIONS x GRAD_TAPS of one head, over chunk after chunk.
+// Sums of one thread without tensor cores: GRAD_POSITIONS x GRAD_TAPS of one head, accumulated over the chunks.
 template <Case C> struct ScalarSums {
   static constexpr int quads = C.positions / GRAD_POSITIONS, blocks = ceil_div(grad_tile(C).taps, GRAD_TAPS);
   static constexpr int heads = grad_tile(C).heads;
@@ -66,7 +68,7 @@ template <Case C> struct ScalarSums {
     }
   }
 
-  // act(position of the block, tap, head of the block, sum) on each
+  // Calls act(position in the block, tap, head in the block, sum) for each sum.
   template <class Do> __device__ __forceinline__ void each(const Do& act) const {
     if (h >= heads) return;
 #pragma unroll
@@ -76,7 +78,7 @@ template <Case C> struct ScalarSums {
   }
 };
 
-// Sums of one warp on matrix units: 16 positions and the 16 + taps - 1 input rows that they reach, of one head.
+// Sums of one warp on tensor cores: 16 positions and the 16 + taps - 1 input rows that they reach, of one head.
 template <Case C> struct MmaSums {
   static constexpr GradTile tile = grad_tile(C);
   MmaProducts<typename Scalar<C.type>::type, ceil_div(MMA_POSITIONS - 1 + tile.taps, 16)> products;
@@ -91,7 +93,7 @@ template <Case C> struct MmaSums {
     products.add(grad + at, x + at, tile.row_bytes, tile.chunk * 2);
   }
 
-  // act(position of the block, tap, head of the block, sum) on each; some taps are outside the band
+  // Calls act(position in the block, tap, head in the block, sum) for each sum; some taps are outside the band.
   template <class Do> __device__ __forceinline__ void each(const Do& act) const {
     products.each([&](int position, int row, float sum) { act(t + position, row - position, h, sum); });
   }
@@ -102,8 +104,8 @@ template <Case C> __device__ __forceinline__ auto make_sums() {
   else return ScalarSums<C>();
 }
 
-// The products of one block's positions and `count` taps to shared memory, [position][head][tap]; 0 where the input row
-// or the position is outside the sequence.
+// Writes the products of one block's positions and `count` taps to shared memory as [position][head][tap]; 0 if the
+// input row or the position is outside the sequence.
 template <Case C>
 __device__ __forceinline__ void products(const ConvArgs& args, unsigned char* shared, int t0, int head, int b, int tap,
                                          int count) {
@@ -130,9 +132,10 @@ __device__ __forceinline__ void products(const ConvArgs& args, unsigned char* sh
   });
 }
 
-// The gradient of one band of the block's logits from their products. The softmax's needs the sum over all taps of weight
-// times product: where there are several bands, a first pass over them (not `last`) adds it up in `dots`.
-// logits(item): of a row that is whole, in shared memory.
+// DynamicConv: computes the gradient of one band of the block's logits from the products, `sums`. The derivative of
+// softmax needs the sum over all taps of weight times product. If there are several bands, a first pass over them
+// (`last` is false) accumulates this sum in `dots`. If there is one band, logits(item) is a row of logits in shared
+// memory.
 template <Case C, Products P, class Logits>
 __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, float* dots, const Logits& logits, int t0,
                                              int head, int b, int tap, int count, bool last) {
@@ -148,7 +151,7 @@ __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, 
       const long long n = (static_cast<long long>(t) * args.B + b) * C.H + h;
       float* row = sums + item * P.stride;
       Weights grad;
-      const bool mine = rows * G % 32 == 0 || valid;  // else another lane writes the row meanwhile
+      const bool mine = rows * G % 32 == 0 || valid;  // otherwise other lanes write this row at the same time
       Weights::each(g, [&](int j, int q, int i) { grad.at[q][i] = mine && j < count ? row[j] : 0.0f; });
       if constexpr (C.drop) grad.drop(args.dropconnect, seed, n, g, tap / 4);
       if constexpr (C.softmax) {
@@ -184,7 +187,8 @@ __device__ __forceinline__ void dynamic_rows(const ConvArgs& args, float* sums, 
   });
 }
 
-// Adds the block's products over each group of its positions to totals[group][head][tap], each kept by one thread.
+// LightConv: adds the products of each group of the block's positions to totals[group][head][tap]. Each total is
+// updated by one thread.
 template <Case C, Products P>
 __device__ __forceinline__ void light_rows(const ConvArgs& args, float* sums, float* totals, int t0, int head, int b,
                                            int tap, int count) {
@@ -219,7 +223,7 @@ template <Case C, Products P> __device__ __forceinline__ void clear_totals(float
   for (int item = threadIdx.x; item < groups_of(C) * P.heads * P.taps; item += P.threads) totals[item] = 0.0f;
 }
 
-// After light_rows: the groups' totals together, as one of the `splits` partial sums.
+// Called after light_rows: adds up the totals of the groups and stores them as partial sum number `split`.
 template <Case C, Products P>
 __device__ __forceinline__ void store_totals(const ConvArgs& args, const float* totals, int split, int head, int tap,
                                              int count) {

@@ -28,7 +28,7 @@ const int MOST_SHARED_BYTES = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_B
 void* load(int index, const Kernel& kernel, const Case& c, const Grid& grid) {
   const Device& gpu = device(index);
   const std::string image = compile(source_of(kernel, c, grid.threads), gpu.capability);
-  const Uncaptured uncaptured;  // a case may be met first while a graph is captured
+  const Uncaptured uncaptured;  // the first launch of a kernel may be during the capture of a graph
   void* module = nullptr;
   void* function = nullptr;
   check(driver().cuModuleLoadData(&module, image.data()), "cuModuleLoadData");
@@ -43,10 +43,11 @@ struct Loaded {
   void* function = nullptr;
 };
 
-// A lock is held for each kernel alone while it is compiled: threads compile different kernels at the same time.
+// While a kernel is compiled, only the lock of this kernel is held: threads can compile different kernels at the same
+// time.
 void* function_of(int index, const Kernel& kernel, const Case& c, const Grid& grid) {
   static std::mutex mutex;
-  static std::map<Key, Loaded> functions;  // whose elements never move
+  static std::map<Key, Loaded> functions;  // references to elements of a map stay valid
   std::unique_lock<std::mutex> all(mutex);
   Loaded& loaded = functions[key_of(index, kernel, c, grid.threads)];
   all.unlock();
@@ -85,7 +86,7 @@ int64_t gather(bool begin) {
       function_of(index, *kernel, c, grid);
     }
   };
-  std::vector<std::future<void>> workers;  // each gives its error
+  std::vector<std::future<void>> workers;  // get() rethrows the exception of a thread
   for (unsigned int i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i)
     workers.push_back(std::async(std::launch::async, work));
   for (std::future<void>& worker : workers) worker.get();
@@ -115,10 +116,11 @@ std::string source_of(const Kernel& kernel, const Case& c, int threads) {
   text += "constexpr Case compiled = {static_cast<Type>(" + std::to_string(static_cast<int>(c.type)) + ")" + number(c.K) +
           number(c.R) + number(c.H) + number(c.positions) + flag(c.dynamic) + flag(c.softmax) +
           flag(c.drop) + flag(c.flip) + flag(c.aligned) + flag(c.tensor_cores) + flag(c.mask) + flag(c.both) + "};\n}\n";
-  // At most 128 registers a thread for a convolution, 80 where that suffices; before sm_80 shared memory is for one block
-  // anyway. A 1 has to be said: without it the compiler aims at more blocks and spills. On sm_100 128 are two too few for
-  // the gradient of x under DropConnect. 128 are right for the norm's gradients too: it has two blocks for each
-  // multiprocessor, which would run one after the other.
+  // Convolutions get at most 128 registers per thread, and the kernel of both gradients 80 if K <= 32 (sm_80 to
+  // sm_90). Before sm_80, shared memory holds only one block per multiprocessor anyway. That 1 must be written: without
+  // it the compiler aims at more blocks and spills registers. On sm_100, 128 registers are two too few for grad_x with
+  // DropConnect. The gradients of the norm also get 128: their grid has two blocks per multiprocessor, which would
+  // otherwise run one after the other.
   const std::string name = kernel.name;
   const bool both = name == "backward";
   const bool norm = name == "residual_norm_backward" && c.type != Type::f64;

@@ -1,4 +1,4 @@
-// Kernels by name and case: compiled when first launched, then kept, one module a device.
+// Kernels by name and Case. A kernel is compiled when it is first launched and then kept, as one module per device.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,14 @@
 
 namespace lightconv::cuda {
 
-// A template of a Case in cuda/<file>.cuh and the struct of its arguments. `title` names it in a profiler's list: "conv"
-// becomes light_conv or dynamic_conv, and a last _ is followed by the pass, forward or grad_x.
+// A function template over Case in cuda/<file>.cuh and the struct of its arguments. `title` is its name in profilers:
+// an initial "conv" becomes light_conv or dynamic_conv, and a final _ is followed by the pass, forward or grad_x.
 struct Kernel {
   const char *name, *file, *args, *title;
 };
 
-// Where work goes, and memory that lives until the call returns (on one stream that is enough).
+// The device and stream of a launch, and scratch memory. It is freed when the call returns, which is safe because all
+// work is on one stream.
 struct Place {
   int device;
   void* stream;
@@ -30,18 +31,18 @@ struct Grid {
   int threads, shared_bytes;
 };
 
-// What a profiler shows: the operator, the pass, the type, and the case's numbers and flags that are not 0, such as
-// lightconv_dynamic_conv_forward_bf16_K31_R64_H16_T64_softmax_aligned_mma (T: positions of a block).
+// Returns the name that profilers show: the operator, the pass, the type, and the case's numbers and flags that are not
+// 0, such as lightconv_dynamic_conv_forward_bf16_K31_R64_H16_T64_softmax_aligned_mma (T: positions of a block).
 std::string name_of(const Kernel& kernel, const Case& c);
 
-// The text that NVRTC compiles: one function, `name_of` its name.
+// Returns the source text that NVRTC compiles: one function, called name_of(kernel, c).
 std::string source_of(const Kernel& kernel, const Case& c, int threads);
 
-// Between gather(true) and gather(false) launches are noted and not made, their results are whatever memory held; then
-// all that was noted is compiled, on as many threads as there are processors. Gives the number of kernels.
+// Between gather(true) and gather(false), launches are recorded but not made, so results are uninitialised memory.
+// gather(false) compiles the recorded kernels, on as many threads as there are processors, and returns their number.
 int64_t gather(bool begin);
 
-// args: the kernel's own struct. The kernel itself lives as long as the process.
+// args: the struct named by kernel.args. The compiled kernel is kept until the process ends.
 void launch(const Place& place, const Kernel& kernel, const Case& c, const Grid& grid, const void* args);
 
 inline bool aligned(std::initializer_list<const void*> pointers) {

@@ -1,4 +1,4 @@
-// Tensors on a GPU: memory beside them, the current stream, their types and devices.
+// Tensors on a GPU: scratch memory, the current stream, types and devices.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ void* current_stream(int device);
 #define LIGHTCONV_GPU CUDA
 inline int device_of(const Tensor& x) { return x.get_device_index(); }
 
-// The stream that torch's caller works on. The function is in torch's CUDA library, which a CPU build of torch lacks.
+// Returns torch's current stream. torch's function is looked up at run time: a CPU build of torch does not have it.
 inline void* current_stream(int device) {
   using Function = int32_t (*)(int32_t, void**);
   static const Function function = [] {
@@ -31,14 +31,15 @@ inline void* current_stream(int device) {
     return reinterpret_cast<Function>(symbol);
   }();
   STD_TORCH_CHECK(function != nullptr, "lightconv: this torch has no aoti_torch_get_current_cuda_stream; "
-                                       "a CUDA build of torch 2.10 or later is expected");
+                                       "expected a CUDA build of torch 2.10 or later");
   void* stream = nullptr;
-  STD_TORCH_CHECK(function(device, &stream) == 0, "lightconv: torch does not say which CUDA stream is current");
+  STD_TORCH_CHECK(function(device, &stream) == 0, "lightconv: torch did not return the current CUDA stream");
   return stream;
 }
 #endif
 
-// Scratch as torch's own tensors, so that its allocator sees it, in captured graphs too; lives as long as this.
+// Scratch memory in torch tensors, so that torch's allocator manages it, in captured graphs too. It lives as long as
+// this object.
 class Memory {
  public:
   explicit Memory(const Tensor& like) : like_(like) {}
@@ -70,7 +71,7 @@ inline void check_same(const Tensor& x, const Tensor& other, const char* name) {
                   " is not on x's device");
 }
 
-// The dropping of numbers with probability p, in float32 as CPUs' kernels have it; seed: on the device.
+// Arguments for dropping numbers with probability p, in float32 as in the CPU kernels. seed: in device memory.
 inline DropConnect dropping(float given, const long long* seed) {
   const double p = given;
   return {seed, static_cast<unsigned int>(std::min(std::llround(p * 4294967296.0), 4294967295ll)), 1.0 / (1.0 - p)};

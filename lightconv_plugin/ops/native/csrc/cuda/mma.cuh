@@ -5,8 +5,8 @@
 
 namespace lightconv::cuda {
 
-// d += a b^T of a warp: a (16, 16), b (8, 16). Lane l = 4 g + q holds rows g and g + 8 of a and row g of b at columns
-// 2 q, 2 q + 1 and 8 further; of d rows g and g + 8 at columns 2 q and 2 q + 1.
+// d += a b^T by a warp, for a (16, 16), b (8, 16) and d (16, 8). Lane l = 4 g + q holds columns 2 q, 2 q + 1, 2 q + 8
+// and 2 q + 9 of rows g and g + 8 of a and of row g of b, and columns 2 q and 2 q + 1 of rows g and g + 8 of d.
 #if defined(LIGHTCONV_ON_CPU)
 template <class S> void mma(float (&d)[4], const Word (&a)[4], const Word (&b)[2]);
 #else
@@ -28,8 +28,8 @@ template <class S> __device__ __forceinline__ void mma(float (&d)[4], const Word
 }
 #endif
 
-// Four matrices of 8 x 8 numbers of 16 bits, or their transposes: lane l gives the address of row l % 8 of matrix l / 8,
-// and gets of each matrix the pair at row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1.
+// Loads four matrices of 8 x 8 16-bit numbers, or their transposes, from shared memory. Lane l passes the address of
+// row l % 8 of matrix l / 8, and gets from each matrix the numbers at row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1.
 #if defined(LIGHTCONV_ON_CPU)
 template <bool Transposed> void load_matrices(Word (&to)[4], const unsigned char* row);
 #else
@@ -48,11 +48,12 @@ template <bool Transposed> __device__ __forceinline__ void load_matrices(Word (&
 }
 #endif
 
-// Sums of one warp over channels: products of 16 positions of the gradient with the input rows that they meet, 16 a step.
+// Sums of one warp over channels: products of 16 positions of the gradient with the input rows that they reach, 16 rows
+// per step.
 template <class S, int Steps> struct MmaProducts {
   float sum[Steps][2][4] = {};
 
-  // grad, x: the first of the positions and of their rows, in shared memory; `steps` may be fewer than Steps
+  // grad, x: the first position and the first input row, in shared memory; `steps` may be less than Steps
   __device__ __forceinline__ void add(const unsigned char* grad, const unsigned char* x, int row_bytes, int bytes,
                                       int steps = Steps) {
     const int lane = threadIdx.x % 32, at = lane % 16 * row_bytes + lane / 16 * 16;
@@ -71,7 +72,7 @@ template <class S, int Steps> struct MmaProducts {
     }
   }
 
-  // Is one not finite?
+  // True if a sum is not finite.
   __device__ __forceinline__ bool spoiled() const {
     float zero = 0.0f;
 #pragma unroll
@@ -81,7 +82,7 @@ template <class S, int Steps> struct MmaProducts {
     return zero != 0.0f;
   }
 
-  // act(position of the warp, row counted from the first, sum) on each
+  // Calls act(position in the warp, index of the input row, sum) for each sum.
   template <class Do> __device__ __forceinline__ void each(const Do& act) const {
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll

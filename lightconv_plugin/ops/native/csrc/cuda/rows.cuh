@@ -1,13 +1,14 @@
-// What is done for rows of K alone: the softmax's sums of logits, for kernels that take the rows in parts, and `finish`, the
-// second stage of LightConv's weight gradient.
+// Kernels for single rows of K numbers: row_sums, the sums of softmax for kernels that process rows in several bands,
+// and `finish`, the second stage of LightConv's weight gradient.
 #pragma once
 
 #include "cuda/weights.cuh"
 
 namespace lightconv::cuda {
 
-// One warp a row of K logits: its largest and 1 / the sum of exps below it, for kernels that take the row in parts. It is
-// read once, in vectors from the multiple of their size before it.
+// One warp per row of K logits: computes the largest logit and 1 / the sum of exp(logit - largest), for kernels that
+// process the row in several bands. The row is read once, in vectors, from the multiple of the vector size before its
+// start.
 template <Case C> __device__ __forceinline__ void row_sums(const RowSumsArgs& args, unsigned char*) {
   using S = typename Scalar<C.type>::type;
   constexpr int V = C.aligned ? 16 / size_of(C.type) : 1;
@@ -28,7 +29,7 @@ template <Case C> __device__ __forceinline__ void row_sums(const RowSumsArgs& ar
       if (i + v >= before && i + v < end) top = fmaxf(top, value[v]);
     if (top > most) sum *= exponential(most - top);
     most = top;
-    const float finite = most == -__int_as_float(0x7f800000) ? 0.0f : most;  // where all so far are -inf
+    const float finite = most == -__int_as_float(0x7f800000) ? 0.0f : most;  // if all logits so far are -inf
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (i + v >= before && i + v < end) sum += exponential(value[v] - finite);
@@ -38,8 +39,8 @@ template <Case C> __device__ __forceinline__ void row_sums(const RowSumsArgs& ar
   if (lane < 2) args.sums[2 * row + lane] = lane == 0 ? of_row : 1.0f / sum;
 }
 
-// LightConv, second stage: the warps of a head's block add the partial sums up, always in the same order, and the first
-// goes back through the softmax.
+// Second stage of LightConv's weight gradient, one block per head: its warps add up the partial sums, always in the
+// same order, and the first warp computes the derivative of softmax.
 template <Case C> __device__ __forceinline__ void finish(const FinishArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   constexpr int taps = ceil_div(C.K, 32), warps = finish_warps(C.K);
@@ -56,7 +57,7 @@ template <Case C> __device__ __forceinline__ void finish(const FinishArgs& args,
     for (int split = warp; split < args.splits; split += warps)
       sum[i] += partial[static_cast<long long>(split) * C.H * C.K + j];
     if constexpr (warps > 1) of_warps[warp * C.K + j] = sum[i];
-    if constexpr (C.softmax) {  // else they may be of a narrower type than the gradient
+    if constexpr (C.softmax) {  // without softmax the gradient, of type S, is in float32, and the logits may not be
       weight[i] = widen(logits[j]);
       most = weight[i] > most ? weight[i] : most;
     }

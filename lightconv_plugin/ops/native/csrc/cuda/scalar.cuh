@@ -9,7 +9,8 @@ using Word = unsigned int;
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Types of our own: NVIDIA's headers of theirs are 400 KB, which NVRTC reads one kernel after the other.
+// Our own 16-bit types: NVIDIA's headers with theirs have 400 KB, which NVRTC would read for each kernel, one at a
+// time.
 struct Half {
   unsigned short bits;
 };
@@ -66,7 +67,7 @@ float exponential(float value);
 float two_to(float value);
 float log_two(float value);
 #else
-// Without the care for results below 2^-126 that exp2f takes, which are 0 here.
+// Unlike with exp2f, results below 2^-126 are 0, which saves instructions.
 __device__ __forceinline__ float two_to(float value) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
@@ -87,7 +88,7 @@ __device__ __forceinline__ double exponential(double value) { return exp(value);
 template <class S> constexpr bool is_bfloat16 = false;
 template <> constexpr bool is_bfloat16<Bfloat16> = true;
 
-// V neighbouring numbers, moved by one access; 16-bit ones in pairs, which compilers keep together.
+// V neighbouring numbers, moved by one memory access. 16-bit numbers are kept as pairs, which compilers do not split.
 template <class S, int V, bool Pairs = sizeof(S) == 2 && V >= 2> struct alignas(sizeof(S) * V) Vec {
   S at[V];
 };
@@ -137,8 +138,8 @@ template <class S, int V> __device__ __forceinline__ const Vec<S, V>& vec(const 
   return *reinterpret_cast<const Vec<S, V>*>(at);
 }
 
-// Vectors from and to global memory. 16 bytes go by an instruction of its own: left to itself the compiler may take them
-// apart. `load_fixed` is for what no kernel writes while this one runs.
+// Loads and stores of vectors in global memory. For 16 bytes an intrinsic is used, since the compiler may split a plain
+// access. `load_fixed` is for memory that nothing writes while the kernel runs.
 template <class S, int V> __device__ __forceinline__ Vec<S, V> load_fixed(const S* at) {
   if constexpr (sizeof(Vec<S, V>) == 16)
     return __builtin_bit_cast(Vec<S, V>, __ldg(reinterpret_cast<const uint4*>(at)));
@@ -162,9 +163,9 @@ template <class S, int V> __device__ __forceinline__ void store(S* at, const Vec
 
 template <class S, int V> __device__ __forceinline__ Vec<S, V>& vec(S* at) { return *reinterpret_cast<Vec<S, V>*>(at); }
 
-// 16 bytes from global to shared memory, of which only the first `bytes` are read and the others become 0; or all of them,
-// or none, which takes fewer instructions. They have arrived after wait_for_copies<N>, which leaves the last N groups under
-// way; finish_group ends a group.
+// Asynchronous copies of 16 bytes from global to shared memory. copy_later reads only the first `bytes`; the others
+// become 0. copy_or_clear copies all 16 bytes or sets all to 0, which takes fewer instructions. finish_group ends a
+// group of copies. wait_for_copies<N> waits for all groups but the last N.
 #if defined(LIGHTCONV_ON_CPU)
 void copy_later(void* to, const void* from, int bytes);
 void copy_or_clear(void* to, const void* from, bool there);
@@ -177,7 +178,7 @@ __device__ __forceinline__ void copy_later(void* to, const void* from, int bytes
                "l"(__cvta_generic_to_global(from)), "r"(bytes)
                : "memory");
 #else
-  __trap();  // tensor_cores says sm_80 or later
+  __trap();  // never reached: Case::tensor_cores implies sm_80 or later
 #endif
 }
 
@@ -206,8 +207,8 @@ template <int N> __device__ __forceinline__ void wait_for_copies() {
 }
 #endif
 
-// Runs act(row, lane) once for each of `Lanes` places of `Rows` rows. Where they divide the block's threads, a thread
-// keeps its lane, and what depends on it alone is computed once.
+// Calls act(row, lane) once for each of `Lanes` lanes in each of `Rows` rows. If Lanes divides the number of threads, a
+// thread keeps its lane, and expressions that depend only on the lane are computed once.
 template <int Rows, int Lanes, int Threads, class Do> __device__ __forceinline__ void each_place(const Do& act) {
   if constexpr (Threads % Lanes == 0) {
     constexpr int step = Threads / Lanes;

@@ -1,5 +1,6 @@
-// One position of a decoder: the newest input goes into its slot of the ring, and each hypothesis sums its last K inputs,
-// which `ancestors` finds. A block reads other slots than the one that is written, so rows need not wait for each other.
+// One decoding step: the newest input is written to its slot of the ring, and each hypothesis sums its last K inputs,
+// which it finds through `ancestors`. The slot that is written is never read in the same step, so rows need not wait
+// for each other.
 #pragma once
 
 #include "cuda/args.h"
@@ -14,10 +15,10 @@ template <Case C> __device__ __forceinline__ void step(const StepArgs& args, uns
   constexpr int K = C.K, V = tile.vector, groups = ceil_div(C.H, tile.heads), channels = C.H * C.R;
   const int n = blockIdx.x / groups, head = static_cast<int>(blockIdx.x % groups) * tile.heads;
   const int present = smaller(tile.heads, C.H - head);
-  // its upper half counts the blocks that have read it; the last one advances it
+  // The upper 32 bits count the blocks that have read the position; the last block advances it.
   const long long position = static_cast<unsigned int>(*args.position);
   const int slot = static_cast<int>(position % K), inputs = position + 1 < K ? static_cast<int>(position) + 1 : K;
-  long long* places = reinterpret_cast<long long*>(shared);  // of the input of age a, in elements of the ring
+  long long* places = reinterpret_cast<long long*>(shared);  // index into the ring of the input of each age
   A* weights = reinterpret_cast<A*>(shared + tile.weights_offset);
 
   for (int age = 1 + threadIdx.x; age < inputs; age += tile.threads) {

@@ -1,4 +1,5 @@
-// A block's kernels: logits to shared memory, then softmax and DropConnect of rows of K by groups of G lanes.
+// The weights of a block: its logits are copied to shared memory, then G lanes per row of K compute softmax and
+// DropConnect.
 #pragma once
 
 #include "cuda/args.h"
@@ -12,7 +13,8 @@ __device__ __forceinline__ long long row_of(const ConvArgs& args, long long t, l
   return t * args.step + b * args.sentence;
 }
 
-// Which of taps 4 * quad .. 4 * quad + 3 of the position n = (t * B + b) * H + h stay, as factors 1 / (1 - p) or 0.
+// DropConnect's factors for taps 4 * quad .. 4 * quad + 3 of kernel n = (t * B + b) * H + h: 1 / (1 - p) if the tap is
+// kept, otherwise 0.
 __device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned long long seed, long long n, int quad,
                                              float (&factor)[4]) {
   const Words words = philox({{static_cast<Word>(n), static_cast<Word>(n >> 32), static_cast<Word>(quad), 0}},
@@ -21,14 +23,14 @@ __device__ __forceinline__ void keep_factors(const DropConnect& drop, unsigned l
   for (int i = 0; i < 4; ++i) factor[i] = words.word[i] >= drop.threshold ? static_cast<float>(drop.scale) : 0.0f;
 }
 
-// Lanes that share a row, so that a block of `threads` is busy with `rows` rows.
+// Returns the number of lanes per row with which `rows` rows keep most of a block's `threads` threads busy.
 constexpr int lanes_per_row(int rows, int threads, int K) {
   int lanes = 1;
   while (lanes < 8 && 2 * lanes * rows <= threads && lanes * 4 < K) lanes *= 2;
   return lanes;
 }
 
-// A row of K weights in registers: lane g of G holds the quads g, g + G, ... ; beyond K nothing is read.
+// A row of K weights in registers: lane g of G holds the quads (four taps) g, g + G, ... Nothing is read beyond K.
 template <Case C, int G> struct Row {
   static constexpr int QUADS = ceil_div(ceil_div(C.K, 4), G);
   float at[QUADS][4];
@@ -43,7 +45,7 @@ template <Case C, int G> struct Row {
       }
   }
 
-  // The normalised kernel, before DropConnect.
+  // Loads a whole row of logits and computes softmax, if C.softmax.
   template <class S> __device__ __forceinline__ void load(const S* logits, int g) {
     each(g, [&](int j, int q, int i) { at[q][i] = widen(logits[j]); });
     if constexpr (C.softmax) {
@@ -57,7 +59,8 @@ template <Case C, int G> struct Row {
     }
   }
 
-  // The first `count` weights of a row that is taken in parts, by its row sums, if it has them.
+  // Loads the first `count` logits of one band of a row and normalises them by the row's sums. With softmax and without
+  // sums (a null pointer), the weights are 0.
   template <class S>
   __device__ __forceinline__ void load_part(const S* logits, int g, int count, const float* row_sums) {
     const float most = C.softmax && row_sums ? row_sums[0] : 0.0f, scale = C.softmax && row_sums ? row_sums[1] : 0.0f;
@@ -79,7 +82,8 @@ template <Case C, int G> struct Row {
   }
 };
 
-// Runs act(row, g, valid) on `rows` rows with G lanes each; all lanes of a warp come along, for the shuffles inside.
+// Calls act(row, g, valid) for `rows` rows with G lanes each. All lanes of a warp call it, since act may contain
+// shuffles; lanes beyond the last row get valid = false.
 template <int G, class Do> __device__ __forceinline__ void each_row(int rows, int threads, const Do& act) {
   for (int base = threadIdx.x & ~31; base < rows * G; base += threads) {
     const int item = base + (threadIdx.x & 31), row = item / G;
@@ -88,7 +92,7 @@ template <int G, class Do> __device__ __forceinline__ void each_row(int rows, in
 }
 
 // Copies the logits of `rows` positions from `first` on and of Heads heads from `head` on to (rows, Heads * K).
-// Positions outside the sequence and heads beyond H become 0. LightConv has one row, at every position the same.
+// Positions outside the sequence and heads beyond H become 0. LightConv has one row, the same at every position.
 template <Case C, int Heads, class S>
 __device__ __forceinline__ void stage_logits(const ConvArgs& args, S* to, int rows, int threads, int first, int head,
                                              int b) {

@@ -9,7 +9,7 @@
 namespace lightconv {
 namespace {
 
-constexpr int64_t kTile = 512;              // numbers of a tile: 16 rows of 32, or 16 pairs of rows of 16
+constexpr int64_t kTile = 512;              // numbers of a tile: 16 rows of 32 (A), or 16 pairs of rows of 16 (B)
 constexpr int64_t kPanel = (1 << 20) / 2;  // numbers of B that stay in a core's cache
 
 __m512i rounded(__m512 low, __m512 high) {
@@ -20,7 +20,8 @@ __mmask16 mask_of(int64_t count) {
   return count >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << std::max<int64_t>(count, 0)) - 1);
 }
 
-// The transpose of 16 x 16 numbers of 4 bytes, here pairs: rows of a tile to its pairs of rows, and back.
+// Transposes 16 x 16 numbers of 4 bytes, here pairs of bfloat16: from the rows of a tile to its pairs of rows, and
+// back.
 void transpose(__m512i r[16]) {
   __m512i t[16];
 #pragma GCC unroll 8
@@ -51,7 +52,7 @@ void transpose(__m512i r[16]) {
   }
 }
 
-// 16 lines of 32 numbers that lie together, from `lines` of `depth`.
+// Loads 16 lines of 32 contiguous numbers. Only `lines` lines and `depth` numbers of each exist; the others become 0.
 void load_lines(const float* from, int64_t stride, int64_t lines, int64_t depth, __m512i r[16]) {
   const __mmask16 low = mask_of(depth), high = mask_of(depth - 16);
   for (int64_t i = 0; i < 16; ++i, from += stride)
@@ -59,7 +60,8 @@ void load_lines(const float* from, int64_t stride, int64_t lines, int64_t depth,
                      : _mm512_setzero_si512();
 }
 
-// The same as 16 pairs of the depth's numbers, where it is the lines that lie together. Returns the sum of each line.
+// Loads the same lines, if they are the contiguous dimension: r[i] has the numbers 2 * i and 2 * i + 1 of all 16 lines.
+// Returns the sum of each line.
 __m512 load_pairs(const float* from, int64_t stride, int64_t lines, int64_t depth, __m512i r[16]) {
   const __mmask16 mask = mask_of(lines);
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
@@ -78,7 +80,7 @@ void store(const __m512i r[16], uint16_t* to) {
   for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 32 * i, r[i]);
 }
 
-// Rows [row, row + rows) of A, at most 32, at depths [depth, depth + K): tiles (K / 32, 2, 16, 32).
+// Packs rows [row, row + rows) of A, at most 32, at depths [depth, depth + K), to tiles (K / 32, 2, 16, 32).
 void pack_block(const Matrix& a, int64_t row, int64_t rows, int64_t depth, int64_t K, uint16_t* to) {
   for (int64_t part = 0; part < (rows + 15) / 16; ++part)
     for (int64_t k = 0; k < K; k += 32) {
@@ -88,10 +90,11 @@ void pack_block(const Matrix& a, int64_t row, int64_t rows, int64_t depth, int64
     }
 }
 
-// One block of C: up to 32 rows, up to two blocks of columns. C is added to, or begun.
+// One block of C: up to 32 rows, up to two blocks of columns. The product is added to C if `add` is true; otherwise it
+// overwrites C.
 struct Block {
-  const uint16_t *a, *b;  // tiles of A; of the first block of columns
-  int64_t tiles, b_stride;  // of the depth; from one block of columns to the next
+  const uint16_t *a, *b;  // tiles of A; tiles of B's first block of columns
+  int64_t tiles, b_stride;  // tiles along the depth; stride of B from one block of columns to the next
   bool two_rows, two_columns, add;
   float* c;
   int64_t stride;  // of C
@@ -105,7 +108,7 @@ void dot_block(const Block& block) {
     for (int i = 0; i < 8; ++i)
       for (int j = 0; j < 2; ++j)
         sum[i][j] = block.add && j < columns ? _mm512_loadu_ps(c + i * block.stride + 16 * j) : _mm512_setzero_ps();
-    const uint16_t* b1 = block.b + (columns - 1) * block.b_stride;  // the first again, where there is but one
+    const uint16_t* b1 = block.b + (columns - 1) * block.b_stride;  // the first again if there is only one
     for (int64_t k = 0; k < block.tiles; ++k) {
       const uint16_t* a = block.a + (2 * k + row / 16) * kTile + row % 16 * 32;
       for (int pair = 0; pair < 16; ++pair) {
@@ -128,7 +131,8 @@ void dot_block(const Block& block) {
 
 #define LIGHTCONV_AMX __attribute__((target("amx-tile,amx-bf16")))
 
-constexpr int64_t kAhead = 4;  // tiles: 4 KiB. Few rows take as long as reading B, and the processor alone asks too late
+// Prefetch distance in tiles, 4 KiB. For few rows, reading B dominates the time, and hardware prefetches it too late.
+constexpr int64_t kAhead = 4;
 
 inline void ask_for_tile(const uint16_t* tile) {
 #pragma GCC unroll 16
@@ -142,7 +146,7 @@ struct TileShapes {
 };
 
 LIGHTCONV_AMX void begin_tiles() {
-  static const TileShapes shapes;  // not on the stack: GCC knows of 8 of the bytes that are read
+  static const TileShapes shapes;  // not on the stack: GCC only knows that 8 of the bytes are read
   _tile_loadconfig(&shapes);
 }
 
@@ -194,7 +198,8 @@ void amx_block(const Block& block) {
     block.two_columns ? tile_block<false, true>(block) : tile_block<false, false>(block);
 }
 
-// What a block's edge lacks to 32 x 32 lies beside C.
+// Multiplies a block that may lie at the edge of C: if it is not of whole tiles, the result goes to a buffer of 32 x 32
+// first.
 void with_edges(const Block& whole, int64_t rows, int64_t columns, void (*multiply)(const Block&)) {
   if (rows % 16 == 0 && columns % 16 == 0) return multiply(whole);
   alignas(64) float beside[32 * 32];
@@ -206,7 +211,7 @@ void with_edges(const Block& whole, int64_t rows, int64_t columns, void (*multip
   for (int64_t i = 0; i < rows; ++i) std::memcpy(whole.c + i * whole.stride, beside + 32 * i, 4 * columns);
 }
 
-// The bias, or null, is added to a part of C, and what is negative becomes 0.
+// Adds the bias, unless null, to a part of C. With relu, negative numbers become 0.
 void finish(const float* bias, bool relu, int64_t rows, int64_t columns, float* c, int64_t stride) {
   for (int64_t i = 0; i < rows; ++i, c += stride) {
     if (bias != nullptr)

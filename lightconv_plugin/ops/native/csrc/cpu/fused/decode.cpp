@@ -12,7 +12,7 @@
 namespace lightconv {
 namespace {
 
-// Attention of N queries of C channels to the sentences of a state; query and out are left to the caller.
+// Describes the attention of N queries of C channels to the sentences of a state. The caller sets type, query and out.
 Attention attention_to(const Tensor& keys, const Tensor& values, const std::optional<Tensor>& padding,
                        const Tensor& sentence, int64_t N, int64_t C, int64_t heads, ScalarType type) {
   check_attention(keys, values, padding, sentence, N, C, heads, type);
@@ -22,7 +22,7 @@ Attention attention_to(const Tensor& keys, const Tensor& values, const std::opti
   a.sentence = static_cast<const int64_t*>(sentence.const_data_ptr());
   for (int64_t n = 0; n < N; ++n)
     STD_TORCH_CHECK(a.sentence[n] >= 0 && a.sentence[n] < sentences,
-                    "attend: a row names a sentence that there is not");
+                    "attend: the sentence of a query is not one of the keys' sentences");
   a.keys = keys.const_data_ptr(), a.values = values.const_data_ptr();
   a.padding = padding.has_value() ? static_cast<const bool*>(padding->const_data_ptr()) : nullptr;
   return a;
@@ -134,7 +134,7 @@ void search_step(const Tensor& values, const Tensor& candidates, const Tensor& o
 
     int64_t admitted = 2 * beams;
     std::fill(rank.begin(), rank.end(), 0.0);
-    if (stepwise) {  // a candidate has a place if fewer than beams are better: those before it, and those that have ended
+    if (stepwise) {  // admits a candidate if fewer than `beams` are better: earlier candidates, finished hypotheses
       admitted = beams;
       for (int64_t j = beams - 1; j >= 0; --j) {
         rank[j] = value[j] / numbers<double>(penalties)[step];
@@ -187,7 +187,7 @@ void search_step(const Tensor& values, const Tensor& candidates, const Tensor& o
 
 // ---- One decoding step of a whole decoder block (section 5.1) ----
 
-// A linear layer from its weight, as it is (out, in) or as pack_weight gives it, and its bias, or null.
+// Makes a linear layer from its weight, (out, in) or packed by pack_weight, and its bias, or null.
 Linear layer_of(const Tensor& weight, const Tensor* bias, int64_t in, int64_t out) {
   Linear layer{};
   layer.in = in, layer.out = out;
@@ -208,14 +208,14 @@ LayerNorm norm_of(const Tensor& scale, const Tensor& shift, int64_t C, double ep
   return {float32(scale), float32(shift), static_cast<float>(eps)};
 }
 
-// The number of outputs, by the bias.
+// Returns the number of outputs of the linear layer that has this bias.
 int64_t outputs(const Tensor& bias) {
   STD_TORCH_CHECK(bias.dim() == 1 && bias.size(0) > 0, "decoder_block: expected biases (out,)");
   return bias.size(0);
 }
 
-// The products of a block: into the convolution, its kernels (predicted), out of it; the query, out of the attention; and
-// those of the feed-forward network.
+// The linear layers and layer norms of a block. in and out: before and after the convolution, whose kernels `kernels`
+// predicts. query and attended: before and after the attention. first and second: the feed-forward network.
 struct Block {
   Linear in, kernels, out, query, attended, first, second;
   LayerNorm mixer_norm, attention_norm, ffn_norm;
@@ -226,7 +226,7 @@ void compute(Linear layer, int64_t rows, const float* x, float* y, bool relu = f
   run(layer);
 }
 
-// body(begin, end) for parts of N rows of C numbers
+// Calls body(first row, number of rows) on threads, for parts of N rows of C numbers.
 template <class Body>
 void on_rows(int64_t N, int64_t C, const Body& body) {
   on_threads(N, kWorth / (4 * C + 1), 0, [&](void*, int64_t begin, int64_t end) { body(begin, end - begin); });
@@ -266,7 +266,7 @@ Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor&
   }
   const int64_t queries = outputs(query_bias), hidden = outputs(first_bias);
   for (const Tensor* bias : {&out_bias, &attended_bias, &second_bias})
-    STD_TORCH_CHECK(outputs(*bias) == C, "decoder_block: a part gives another width than the block's");
+    STD_TORCH_CHECK(outputs(*bias) == C, "decoder_block: the output of a sublayer has another width than x");
   block.out = layer_of(out_weight, &out_bias, inner, C);
   block.query = layer_of(query_weight, &query_bias, C, queries);
   block.attended = layer_of(attended_weight, &attended_bias, queries, C);
@@ -288,7 +288,7 @@ Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor&
   float* sum = static_cast<float*>(result.mutable_data_ptr());
   std::copy(given, given + N * C, sum);
   const Kernels& chosen = kernels();
-  const auto begin = [&](const LayerNorm& norm) -> const float* {  // what a part reads
+  const auto begin = [&](const LayerNorm& norm) -> const float* {  // the input of a sublayer
     if (!norm_first) return sum;
     on_rows(N, C, [&](int64_t n, int64_t rows) { chosen.normalize(norm, sum + n * C, rows, C, input + n * C); });
     return input;
@@ -308,7 +308,7 @@ Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor&
     std::swap(a, b);
   }
   if (dynamic) {
-    compute(block.kernels, N, a, input);  // what it held has been read
+    compute(block.kernels, N, a, input);  // its former contents are no longer needed
     step.weight = input;
   }
   step.x = a, step.out = b;

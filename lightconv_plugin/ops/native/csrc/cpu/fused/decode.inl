@@ -1,12 +1,12 @@
-// The kernels of generation: attention of one query a row, the best continuations, and what lies between the products of a
-// decoder's block. The products are in linear.inl.
+// The kernels of generation: attention with one query per row, the best continuations, and what a decoder block
+// computes between its matrix products. Those are in linear.inl.
 
-// ---- Attention of one query a row over a sentence's keys ----
+// ---- Attention with one query per row, over the keys of its sentence ----
 
 constexpr int kQueries = 5;  // rows of one sentence that read its keys and values together
-constexpr int kKeys = 4;     // values that are added at once, so that sums are seldom read and written
+constexpr int kKeys = 4;     // positions whose values are added at once, so that sums are seldom read and written
 
-// products[q] = query q times the key, of R channels; queries lie `stride` numbers apart.
+// products[q] = inner product of query q and the key, of R channels. Queries have the stride `stride`.
 template <int Queries, class T, class A>
 inline void multiply_key(const A* queries, int64_t stride, const T* key, int64_t R, A* products) {
   constexpr int n = kLanes<A>;
@@ -25,7 +25,7 @@ inline void multiply_key(const A* queries, int64_t stride, const T* key, int64_t
   }
 }
 
-// sums += the weighted values of `Keys` positions, for each query; weights and sums of queries lie apart.
+// Adds the weighted values of `Keys` positions to sums, for each query. Both strides are from query to query.
 template <int Queries, int Keys, class T, class A>
 inline void add_values(const T* const* values, const A* weights, int64_t weight_stride, int64_t R, int64_t stride, A* sums) {
   constexpr int n = kLanes<A>;
@@ -47,7 +47,7 @@ inline void add_values(const T* const* values, const A* weights, int64_t weight_
       for (int k = 0; k < Keys; ++k) sums[q * stride + r] += weights[q * weight_stride + k] * load(values[k][r]);
 }
 
-// A softmax of numbers; of none at all it is none.
+// Replaces `size` numbers, of which there may be none, by their softmax.
 template <class A>
 inline void softmax(A* x, int64_t size) {
   if (size == 0) return;
@@ -58,7 +58,7 @@ inline void softmax(A* x, int64_t size) {
   for (int64_t i = 0; i < size; ++i) x[i] *= scale;
 }
 
-// Rows n to n + Queries, all of one sentence. Keys and values are read from one end to the other, once for all of them.
+// Computes rows n to n + Queries, all of one sentence. Keys and values are read once for all of them, in order.
 template <int Queries, class T, class A>
 void attend_together(const Attention& a, void* scratch, int64_t n) {
   const int64_t R = a.C / a.H, sentence = a.sentence[n], weight_stride = a.H * a.S;
@@ -112,7 +112,8 @@ void attend_rows(const Attention& a, void* scratch, int64_t begin, int64_t end) 
 
 // ---- The best continuations of a hypothesis: log-softmax and a selection in two passes over its logits ----
 
-// Puts (value, token) in its place among the `count` best, the largest first; of equals the one that came first.
+// Inserts (value, token) into the `count` best, the largest first, in place of the last one. Of equal values the
+// earlier one stays before.
 inline void insert(float value, int32_t token, int64_t count, float* values, int32_t* tokens) {
   int64_t i = count - 1;
   for (; i > 0 && value > values[i - 1]; --i) values[i] = values[i - 1], tokens[i] = tokens[i - 1];
@@ -120,7 +121,7 @@ inline void insert(float value, int32_t token, int64_t count, float* values, int
 }
 
 void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
-  float* tops = static_cast<float*>(scratch);  // of each chunk
+  float* tops = static_cast<float*>(scratch);  // the largest logit of each chunk
   float copy[kSearchChunk];
   const float scale = 1 / s.temperature;
   for (int64_t n = begin; n < end; ++n) {
@@ -141,7 +142,7 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
     const auto allowed = [&](int64_t token) { return token != s.pad && token != s.banned; };
     const float log_sum = std::log(sum), before = s.scores[n];
     for (int64_t i = 0; i < s.count; ++i) values[i] = -INFINITY, tokens[i] = static_cast<int32_t>(i);
-    if (sum != sum || top == -INFINITY) continue;  // not a number: no continuation is likely
+    if (sum != sum || top == -INFINITY) continue;  // NaN, or -inf in all: there is no continuation
     if (s.only >= 0) {
       const float value = (logits[s.only] - top) * scale - log_sum - (s.only == s.unk ? s.unk_penalty : 0) + before;
       if (allowed(s.only)) insert(value, static_cast<int32_t>(s.only), s.count, values, tokens);
@@ -161,7 +162,7 @@ void best_rows(const Search& s, void* scratch, int64_t begin, int64_t end) {
   }
 }
 
-// ---- Between the products of a decoder's block: gate and layer norm, of a few rows ----
+// ---- Gate and layer norm of a few rows, between the matrix products of a decoder block ----
 
 // Rows (a, b) of 2C numbers give a * sigmoid(b), of C numbers.
 void gate_rows(const float* x, int64_t rows, int64_t C, float* __restrict__ y) {

@@ -1,6 +1,6 @@
-// Products of 8-bit integers, compiled for each set of instructions: LIGHTCONV_INT8 names the table of kernels. With
-// AVX512-VNNI comes a second table, for AMX. Nothing here calls functions of a library, not even std::min: code for one set
-// of instructions must never be linked into another's.
+// Products of 8-bit integers, compiled once for each set of instructions: LIGHTCONV_INT8 names the table of kernels.
+// The build for AVX512-VNNI has a second table, for AMX. Nothing here calls functions of a library, not even std::min:
+// code for one set of instructions must never be linked into code for another.
 #include "cpu/fused/int8.h"
 
 #include <immintrin.h>
@@ -18,9 +18,9 @@ constexpr int kLevels = 255;  // the largest integer of the activations
 #else
 constexpr int kLevels = 127;
 #endif
-// Few rows take as long as reading B. The processor alone asks for it too late: so it is asked for 4 KiB before.
+// Prefetch distance in bytes, 4 KiB. For few rows, reading B dominates the time, and hardware prefetches it too late.
 constexpr int64_t kAhead = 4096;
-constexpr int64_t kPanel = 768 * 1024;  // bytes of packed weights that stay in a core's second cache
+constexpr int64_t kPanel = 768 * 1024;  // bytes of packed weights that stay in a core's L2 cache
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
@@ -50,7 +50,7 @@ Ints dot(Ints sums, Ints a, Ints b) {
 #endif
 }
 
-// Numbers of 0 to 255 as bytes; what is outside becomes the nearest of them.
+// Converts integers to bytes, clamped to 0..255.
 Bytes narrowed(Ints x) {
 #if defined(__AVX512BW__)
   return (Bytes)_mm512_cvtusepi32_epi8((__m512i)(x < Ints{} ? Ints{} : x));
@@ -78,7 +78,7 @@ void round_row(const float* x, int64_t K, uint8_t* integers, float& scale, int32
   for (int l = 0; l < kLanes; ++l)
     least = low[l] < least ? low[l] : least, most = high[l] > most ? high[l] : most, finite += odd[l];
   scale = (most / kLevels - least / kLevels);
-  const bool usable = finite == 0 && scale >= 1e-35f;  // a row of zeros, or of what is not finite, has no integers
+  const bool usable = finite == 0 && scale >= 1e-35f;  // otherwise scale becomes 0, or NaN if a number is not finite
   const float per = usable ? 1 / scale : 0;
   zero = usable ? static_cast<int32_t>(-least * per + 0.5f) : 0;
   scale = finite == 0 ? (usable ? scale : 0) : __builtin_nanf("");
@@ -104,7 +104,7 @@ void round_rows(const float* x, int64_t K, const RoundedRows& to, int64_t begin,
 
 // ---- Products ----
 
-// Some columns of C, a vector of them from n on, and what turns sums of integers into their numbers.
+// A vector of columns of C from n on, and the constants that turn sums of integers into numbers of C.
 struct Columns {
   int64_t first, count;
   Ints total;
@@ -164,7 +164,7 @@ void multiply_tile(const Int8Product& p, int64_t row, int64_t block) {
   }
 }
 
-// Calls a tile of as many rows as are left, at most `Rows`.
+// Multiplies a tile of at most `Rows` rows, or of as many as are left.
 template <int Blocks, int Rows>
 void multiply_rows(const Int8Product& p, int64_t row, int64_t block) {
   if constexpr (Rows > 0) {
@@ -173,7 +173,8 @@ void multiply_rows(const Int8Product& p, int64_t row, int64_t block) {
   }
 }
 
-// Calls tile(row, block) for all rows of the blocks [begin, end), in steps, a panel of blocks after the other.
+// Calls tile(row, block), in steps of `rows` and `blocks`, for all rows and for the blocks [begin, end), one panel of
+// blocks after the other.
 template <class Tile>
 void in_panels(const Int8Product& p, int64_t begin, int64_t end, int64_t rows, int64_t blocks, const Tile& tile) {
   const int64_t fitting = kPanel / int8_block(p.K) / 2 * 2, panel = fitting < 2 ? 2 : fitting;
@@ -201,7 +202,7 @@ struct TileShapes {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Sums (32, 32) of up to 32 rows and two blocks of columns.
+// Computes the sums (32, 32) of up to 32 rows and up to two blocks of columns.
 template <bool TwoRows, bool TwoColumns>
 LIGHTCONV_AMX void multiply_tiles(const Int8Product& p, int64_t row, int64_t block, int32_t* sums) {
   const int64_t depth = int8_depth(p.K);
@@ -239,7 +240,7 @@ LIGHTCONV_AMX void multiply_tiles(const Int8Product& p, int64_t row, int64_t blo
 }
 
 LIGHTCONV_AMX void multiply_by_tiles(const Int8Product& p, int64_t begin, int64_t end) {
-  static const TileShapes shapes;  // not on the stack: GCC knows of 8 of the bytes that are read
+  static const TileShapes shapes;  // not on the stack: GCC only knows that 8 of the bytes are read
   _tile_loadconfig(&shapes);
   const int64_t last = smaller(2 * end, (p.N + 15) / 16);
   in_panels(p, 2 * begin, last, 32, 2, [&](int64_t row, int64_t block) {

@@ -1,5 +1,5 @@
-// Linear layers, y = x weight^T + bias, of float32 tensors: of few rows; with packed weights in float32, bfloat16 or 8-bit
-// integers; and in bfloat16 with gradients.
+// Linear layers, y = x weight^T + bias, of float32 tensors: for few rows; with packed weights in float32, bfloat16 or
+// 8-bit integers; and in bfloat16 with gradients.
 #include "cpu/fused/linear.h"
 
 #include <algorithm>
@@ -27,9 +27,9 @@ namespace {
 // ---- The processor's units ----
 
 #if defined(__x86_64__)
-// A register of CPUID's leaf 7 as its bits; none where the processor does not know it.
+// The registers of CPUID's leaf 7; 0 if the processor does not have the leaf.
 struct Features {
-  unsigned b = 0, c = 0, d = 0, a1 = 0;  // of the subleaf 0, and of 1
+  unsigned b = 0, c = 0, d = 0, a1 = 0;  // b, c, d of subleaf 0; a1 is a of subleaf 1
 
   Features() {
     unsigned a = 0, other = 0;
@@ -39,7 +39,7 @@ struct Features {
 };
 
 bool may_use_tiles(const Features& has) {
-  constexpr long kRequest = 0x1023, kTileData = 18;  // of Linux: without it the first use of a tile ends the process
+  constexpr long kRequest = 0x1023, kTileData = 18;  // Linux ends a process that uses tiles without this request
   return (has.d >> 24 & 1) && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
@@ -51,7 +51,7 @@ Bf16Units best_bf16_units() {
 
 constexpr int kInt8Units = 6;
 
-// Which of the units the processor has.
+// For each of Int8Units, returns true if the processor has it.
 const std::array<bool, kInt8Units>& all_int8_units() {
   static const std::array<bool, kInt8Units> units = [] {
     const Features has;
@@ -68,7 +68,7 @@ std::atomic<int> allowed_bf16{static_cast<int>(Bf16Units::amx)}, allowed_int8{st
 Bf16Units bf16_units() {
 #if defined(__x86_64__)
   static const Bf16Units best = best_bf16_units();
-  if (kernels().vector_bits < 512) return Bf16Units::none;  // what AVX-512 the operating system lets be used
+  if (kernels().vector_bits < 512) return Bf16Units::none;  // AVX-512 is missing, disabled or not allowed
   return static_cast<Bf16Units>(std::min(static_cast<int>(best), allowed_bf16.load()));
 #else
   return Bf16Units::none;
@@ -78,7 +78,7 @@ Bf16Units bf16_units() {
 Int8Units int8_units() {
 #if defined(__x86_64__)
   const std::array<bool, kInt8Units>& has = all_int8_units();
-  // the widest vectors that are allowed are those of the other kernels
+  // vectors may be at most as wide as those of the other kernels
   constexpr int kBits[kInt8Units] = {0, 256, 512, 256, 512, 512};
   const int bits = kernels().vector_bits;
   for (int number = std::min(kInt8Units - 1, allowed_int8.load()); number > 0; --number)
@@ -90,7 +90,7 @@ Int8Units int8_units() {
 const Int8Kernels& int8_kernels(int64_t rows) {
 #if defined(__x86_64__)
   const Int8Units units = int8_units();
-  // the beam of one sentence takes as long as reading the weight, which vectors of 256 bits do fastest
+  // for the beam of one sentence, reading the weight dominates the time; vectors of 256 bits read it fastest
   constexpr int64_t kFewRows = 4;
   if (rows <= kFewRows && units > Int8Units::avx_vnni && all_int8_units()[static_cast<int>(Int8Units::avx_vnni)])
     return avx_vnni_int8;
@@ -106,13 +106,13 @@ const Int8Kernels& int8_kernels(int64_t rows) {
   STD_TORCH_CHECK(false, "packed_linear: the processor has no units for products of 8-bit integers");
 }
 
-// The units that products in bfloat16 use: 0 none, 1 AVX512-BF16, 2 AMX. `most` >= 0 allows no better ones than that.
+// Returns the units for products in bfloat16: 0 none, 1 AVX512-BF16, 2 AMX. `most` >= 0 first limits the choice.
 int64_t cpu_bf16_units(int64_t most) {
   if (most >= 0) allowed_bf16 = static_cast<int>(std::min<int64_t>(most, 2));
   return static_cast<int64_t>(bf16_units());
 }
 
-// The same of products of 8-bit integers: 0 none, 1 AVX2, 2 AVX-512, 3 AVX-VNNI, 4 AVX512-VNNI, 5 AMX.
+// The same for products of 8-bit integers: 0 none, 1 AVX2, 2 AVX-512, 3 AVX-VNNI, 4 AVX512-VNNI, 5 AMX.
 int64_t cpu_int8_units(int64_t most) {
   if (most >= 0) allowed_int8 = static_cast<int>(std::min<int64_t>(most, 5));
   return static_cast<int64_t>(int8_units());
@@ -122,7 +122,7 @@ Tensor empty(const Tensor& like, std::vector<int64_t> sizes, ScalarType type = S
   return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), type);
 }
 
-Tensor empty_mapped(const Tensor& x, int64_t out) {  // (..., out) of x (..., in)
+Tensor empty_mapped(const Tensor& x, int64_t out) {  // (..., out) for x (..., in)
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = out;
   return empty(x, sizes);
@@ -130,7 +130,7 @@ Tensor empty_mapped(const Tensor& x, int64_t out) {  // (..., out) of x (..., in
 
 float* numbers(Tensor& x) { return static_cast<float*>(x.mutable_data_ptr()); }
 
-// `count` numbers in memory that is kept from call to call, beginning at a multiple of 64 bytes.
+// Returns `count` numbers in `place`, starting at a multiple of 64 bytes. The memory is kept from call to call.
 template <class Number>
 Number* kept(std::vector<Number>& place, int64_t count) {
   constexpr int64_t kMore = 64 / sizeof(Number);
@@ -138,7 +138,7 @@ Number* kept(std::vector<Number>& place, int64_t count) {
   return reinterpret_cast<Number*>((reinterpret_cast<uintptr_t>(place.data()) + 63) / 64 * 64);
 }
 
-// Calls pack(begin, end) for parts of `count`, each of `size` numbers that are packed.
+// Calls pack(begin, end) on threads, for ranges of [0, count); each index stands for `size` numbers to pack.
 template <class Pack>
 void in_parts(int64_t count, int64_t size, const Pack& pack) {
   torch::stable::parallel_for(0, count, 1 + 65536 / (size + 1), pack);
@@ -161,7 +161,7 @@ void run(const Product& product) {
   const Bf16Units units = bf16_units();
   const int64_t rows = row_blocks(product.M), columns = column_blocks(product.N);
   const bool by_rows = rows >= 2 * torch::stable::get_num_threads();
-  // few rows take as long as 32: their time is that of reading B
+  // fewer than 32 rows take as long as 32: the time is that of reading B
   const int64_t across = by_rows ? product.N : std::max<int64_t>(product.M, 32);
   const int64_t worth = 1 + 4'000'000 / (32 * product.K * across + 1);
   torch::stable::parallel_for(0, by_rows ? rows : (columns + 1) / 2, worth, [&](int64_t begin, int64_t end) {
@@ -175,7 +175,7 @@ void run(const Product& product) {
 #endif
 }
 
-// C = A B, of which B is packed first.
+// Packs B, and computes the product.
 void multiply(Product product, const Matrix& b) {
   thread_local std::vector<uint16_t> place;
   uint16_t* packed = kept(place, packed_size(product.N, product.K));
@@ -184,7 +184,8 @@ void multiply(Product product, const Matrix& b) {
   run(product);
 }
 
-// The weight's gradient (out, in) = y^T x, of y (rows, out) and x (rows, in); and y's sums (out), or null.
+// Computes the weight's gradient (out, in) = y^T x from y (rows, out) and x (rows, in), and sums (out), the sum of y
+// over the rows, unless that is null.
 void multiply_transposed(const float* y, const float* x, int64_t rows, int64_t out, int64_t in, float* gradient,
                          float* sums) {
 #if defined(__x86_64__)
@@ -222,7 +223,7 @@ Tensor bf16_linear(const Tensor& x_any, const Tensor& weight, std::optional<Tens
   return y;
 }
 
-// Of x (rows, in) or none, weight (out, in), bias (out): none is (0).
+// Returns the gradients of x (..., in), weight (out, in) and bias (out). One that is not needed has the shape (0).
 std::tuple<Tensor, Tensor, Tensor> bf16_linear_backward(const Tensor& grad_any, const Tensor& x_any,
                                                         const Tensor& weight, bool need_x, bool need_weight,
                                                         bool need_bias) {
@@ -254,7 +255,7 @@ Type type_named(const std::string& precision) {
   return Type::int8;
 }
 
-// Rows of a weight become columns: 16 of them, of which `count` are there.
+// Packs 16 rows of a weight, of which `count` exist, as the columns of a block.
 void pack_float32(const float* rows, int64_t in, int64_t count, float* block) {
   if (count < 16) std::fill(block, block + 16 * in, 0.0f);
   for (int64_t c = 0; c < count; ++c)

@@ -5,10 +5,10 @@
 
 namespace lightconv {
 
-const float* float32(const Tensor& x);  // where its numbers begin, checked
-// A tensor of pack_weight as the weight (out, in), checked.
+const float* float32(const Tensor& x);  // checks x and returns its data
+// Checks that `packed` is a weight (out, in) that pack_weight has packed, and returns it.
 PackedWeight packed_weight(const Tensor& packed, int64_t out, int64_t in);
-// What is computed: x weight^T + bias of `linear`, whose address of y is set.
+// Computes the linear layer on all threads; its x and y must be set.
 void run(const Linear& linear);
 
 }  // namespace lightconv

@@ -1,6 +1,6 @@
-// The kernels of linear layers in float32: y = x weight^T + bias, and 0 for what is negative where relu is true.
+// The kernels of linear layers in float32: y = x weight^T + bias. If relu is true, negative results become 0.
 
-// ---- Few rows and a weight (out, in) as it is: read once, at the speed of the memory, each number against all rows ----
+// ---- Few rows and a weight (out, in) that is not packed: it is read once, at the speed of memory, for all rows ----
 
 template <int Rows, int Columns>
 void linear_tile(const Linear& l, int64_t row, int64_t column) {
@@ -14,7 +14,7 @@ void linear_tile(const Linear& l, int64_t row, int64_t column) {
 #pragma GCC unroll 4
     for (int c = 0; c < Columns; ++c) {
       w[c] = load(weight + c * l.in + i);
-      __builtin_prefetch(weight + (Columns + c) * l.in + i);  // the next columns', which are the next to be read
+      __builtin_prefetch(weight + (Columns + c) * l.in + i);  // of the next columns, which are read next
     }
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
@@ -48,17 +48,17 @@ void linear_columns(const Linear& l, int64_t begin, int64_t end) {
   for (; column < end; ++column) linear_rows<1>(l, column);
 }
 
-// ---- Any number of rows and a packed weight (ceil(out / 16), in, 16): blocks of 16 outputs whose numbers lie together ----
+// ---- Any number of rows and a packed weight (ceil(out / 16), in, 16): blocks of 16 neighbouring outputs ----
 
 // Rows and blocks of a tile, whose sums fill most of the registers.
 constexpr int kTileRows = LIGHTCONV_BITS == 512 ? 8 : LIGHTCONV_BITS == 256 ? 5 : 2;
 constexpr int kTileBlocks = LIGHTCONV_BITS == 512 ? 2 : 1;
-constexpr int64_t kPanelNumbers = 196608;  // of packed weights that stay in a core's second cache
-// Few rows take as long as reading the weight. So it is read from one end to the other, and asked for 4 KiB before it is
-// needed: the processor alone asks too late.
+constexpr int64_t kPanelNumbers = 196608;  // of packed weights that stay in a core's L2 cache
+// For up to kFewProductRows rows, reading the weight dominates the time. So it is read from one end to the other.
+// kNumbersAhead is the prefetch distance, 4 KiB, since the hardware prefetches too late.
 constexpr int64_t kFewProductRows = 8, kNumbersAhead = 1024;
 
-// Sums of rows in the outputs from `column` on, a vector of them, become numbers of y.
+// Writes a vector of outputs of y from `column` on, from the sums of its rows.
 template <int Rows, int Vectors>
 inline void finish(const Linear& l, int64_t row, int64_t column, const Vec<float> (&sum)[Rows][Vectors], int v) {
   constexpr int n = kLanes<float>;
@@ -103,7 +103,7 @@ void packed_tile(const Linear& l, int64_t row, int64_t block) {
   for (int v = 0; v < kVectors; ++v) finish(l, row, 16 * block + v * kVector, sum, v);
 }
 
-// Calls a tile of as many rows as are left, at most `Rows`.
+// Computes a tile of at most `Rows` rows, or of as many as are left.
 template <int Blocks, int Rows>
 void packed_rows(const Linear& l, int64_t row, int64_t block) {
   if constexpr (Rows > 0) {
@@ -112,7 +112,7 @@ void packed_rows(const Linear& l, int64_t row, int64_t block) {
   }
 }
 
-// Pairs of blocks [begin, end).
+// Computes the pairs [begin, end) of blocks.
 void linear_packed(const Linear& l, int64_t begin, int64_t end) {
   const int64_t blocks = (l.out + 15) / 16, last = 2 * end < blocks ? 2 * end : blocks;
   const int64_t together = l.rows > kFewProductRows ? kTileBlocks : 1;

@@ -10,9 +10,9 @@
 namespace lightconv {
 namespace {
 
-constexpr int64_t kGrain = 512;  // groups of 64 numbers that pay for waking a thread
+constexpr int64_t kGrain = 512;  // groups of 64 numbers that are worth waking a thread
 
-// The gradient of it is itself, with the same seed.
+// Dropout of x. The same operator with the same seed turns the gradient of the result into that of x.
 Tensor dropout(const Tensor& x_any, double p, const Tensor& seed) {
   const Tensor x = as_contiguous(x_any);
   check_dropping("dropout: p", p, seed);
@@ -24,7 +24,7 @@ Tensor dropout(const Tensor& x_any, double p, const Tensor& seed) {
   return out;
 }
 
-// Targets, with -1 for those that do not count.
+// Returns the targets, with -1 in place of `ignore`.
 std::vector<int64_t> targets(const Tensor& logits, const Tensor& target, int64_t ignore) {
   const auto* from = static_cast<const int64_t*>(target.const_data_ptr());
   std::vector<int64_t> chosen(from, from + logits.size(0));
@@ -35,10 +35,10 @@ std::vector<int64_t> targets(const Tensor& logits, const Tensor& target, int64_t
   return chosen;
 }
 
-int64_t grain(int64_t V) { return 1 + 65536 / (V + 1); }  // rows that pay for waking a thread
+int64_t grain(int64_t V) { return 1 + 65536 / (V + 1); }  // rows that are worth waking a thread
 
-// From logits, without the log-probabilities in between: the sums over rows of -log p(target) and of -log p of all types,
-// (2,), and the log of each row's sum of exps, (N,); float64.
+// Returns, without storing log-probabilities, the sums over rows of -log p(target) and of -log p over the vocabulary,
+// (2,), and the logarithm of each row's sum of exponentials, (N,); in float64.
 std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
   const Tensor logits = as_contiguous(logits_any), target = as_contiguous(target_any);
   check_loss(logits, target);
@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& 
   return {sums, log_sums};
 }
 
-// The gradient of grad * (nll_share * (first sum) + all_share * (second sum)).
+// Returns the gradient of grad * (nll_share * sums[0] + all_share * sums[1]), where sums (2,) is from smoothed_nll.
 Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const Tensor& target_any,
                              const Tensor& log_sums_any, double nll_share, double all_share, int64_t ignore) {
   const Tensor logits = as_contiguous(logits_any), target = as_contiguous(target_any);

@@ -2,9 +2,10 @@
 
 // ---- Dropout's mask, recomputed wherever it is needed ----
 
-// Numbers come in groups of 64: number 16 * w + l of group g is word w of the block with counter (n low, n high, 0, 1),
-// n = 16 * g + l, and key = the seed's two halves; it is kept where that word is at least round(p * 2^32), p in
-// float32. The last counter word is DropConnect's 0, so that one seed would not give both the same numbers.
+// Numbers come in groups of 64. The mask of number 16 * w + l of group g is word w of the block with counter (n low, n
+// high, 0, 1), n = 16 * g + l, and key = the two halves of the seed; see random.h. The number is kept if that word is
+// at least round(p * 2^32), p in float32. The last word of the counter is 1 here and 0 for DropConnect, so that one
+// seed does not give both the same numbers.
 
 constexpr int kGroup = 64, kLane = 16;
 
@@ -25,7 +26,7 @@ void dropout_groups(const Dropout& d, int64_t begin, int64_t end) {
     if (left >= kGroup) {
       for (int w = 0; w < 4; ++w) {
         for (int l = 0; l < kLane; ++l) {
-          const Sums<S> value = load(from[w * kLane + l]);  // read in any case, or lanes would part
+          const Sums<S> value = load(from[w * kLane + l]);  // always read: a branch prevents vectors
           store(to[w * kLane + l], c[w][l] >= threshold ? value * kept : 0);
         }
       }
@@ -36,7 +37,7 @@ void dropout_groups(const Dropout& d, int64_t begin, int64_t end) {
   }
 }
 
-// ---- The cross entropy: what it needs of each row, and its gradient ----
+// ---- The cross entropy: statistics of each row of logits, and the gradient ----
 
 template <class A, class S>
 inline Vec<A> load_part(const S* from, int64_t count, A other) {  // `other` in the lanes from count on
@@ -46,8 +47,8 @@ inline Vec<A> load_part(const S* from, int64_t count, A other) {  // `other` in 
   return v;
 }
 
-// Of each row of V logits: the largest, the sums of exp(logit - largest) and of logit - largest, and the target's (if
-// there is one).
+// Writes, for each row of V logits, the largest, the sums of exp(logit - largest) and of logit - largest, and the logit
+// of the target (0 if the row does not count).
 template <class S>
 void loss_rows(const LossTask& task, double* rows, int64_t begin, int64_t end) {
   using A = Sums<S>;
@@ -85,7 +86,7 @@ void loss_gradient(const LossTask& task, const LossGradient& g, int64_t begin, i
       for (int64_t v = 0; v < V; ++v) store(to[v], 0);
       continue;
     }
-    // in two parts, since float32 rounds the log-sum of large logits
+    // in two parts, since float32 would round the log-sum of large logits
     const A high = static_cast<A>(g.log_sums[row]), low = static_cast<A>(g.log_sums[row] - static_cast<double>(high));
     const A times = static_cast<A>(g.scale), less = static_cast<A>(g.share);
     for (int64_t v = 0; v < V; v += n) {

@@ -1,5 +1,6 @@
-// Attention of one query a row over the keys of its sentence. A warp has a row and a head, of R = Case::R channels: a lane
-// scores one key of 32 at a time, and sums up the values of some channels. The softmax is rescaled as keys come.
+// Attention with one query per row over the keys of the row's sentence. A warp computes one row and one head of R =
+// Case::R channels, 32 keys at a time: each lane scores one key, and sums some channels of the values. These sums are
+// rescaled when a larger score comes.
 #pragma once
 
 #include "cuda/args.h"
@@ -10,10 +11,10 @@ namespace lightconv::cuda {
 template <Case C> __device__ __forceinline__ void attend(const AttendArgs& args, unsigned char*) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
-  constexpr int R = C.R, K = vector_of(C);                                         // of a key's vector
-  constexpr int V = smaller(K, power_of_two_in(round_up(R, 32) / 32, 16));         // of a value's: all lanes have some
+  constexpr int R = C.R, K = vector_of(C);                                  // numbers in a vector of a key
+  constexpr int V = smaller(K, power_of_two_in(round_up(R, 32) / 32, 16));  // of a value: so that most lanes work
   constexpr int parts = ceil_div(R, 32 * V);
-  const A none = A(-__uint_as_float(0x7f800000u));  // infinity
+  const A none = A(-__uint_as_float(0x7f800000u));  // -infinity
   const int lane = threadIdx.x % 32;
   const long long row = blockIdx.x / args.H * (ATTEND_THREADS / 32) + threadIdx.x / 32, head = blockIdx.x % args.H;
   if (row >= args.N) return;
@@ -66,7 +67,7 @@ template <Case C> __device__ __forceinline__ void attend(const AttendArgs& args,
       }
     }
   }
-  // a row that sees nothing is 0; one of a sentence that there is not is no number
+  // A row without unmasked keys is 0. A row whose sentence does not exist is NaN.
   const A scale = !known ? A(__uint_as_float(0x7fc00000u)) : total > 0 ? A(1) / total : A(0);
 #pragma unroll
   for (int j = 0; j < parts; ++j) {

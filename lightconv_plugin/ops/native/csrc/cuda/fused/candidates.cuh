@@ -1,5 +1,6 @@
-// The best continuations of hypotheses from their logits (N, V), without the log-probabilities in between: the C.K best of
-// each row, one block a row, and of those the C.K best of each sentence, one warp a sentence. Of equal ones the first.
+// The best continuations of hypotheses from their logits (N, V), without storing log-probabilities. step_candidates
+// finds the C.K best of each row, one block per row; step_candidates_finish finds the C.K best of each sentence among
+// these, one warp per sentence. Of equal candidates the first is better.
 #pragma once
 
 #include "cuda/fused/loss.cuh"
@@ -10,7 +11,7 @@ constexpr long long NOWHERE = 0x7fffffffffffffff;
 
 struct Candidate {
   float value;
-  long long place;  // among the continuations of a sentence: beam * V + word
+  long long place;  // the word in a row; beam * V + word in a sentence
 
   __device__ __forceinline__ bool before(const Candidate& other) const {
     return value > other.value || (value == other.value && place < other.place);
@@ -31,7 +32,7 @@ __device__ __forceinline__ Candidate lanes_first(Candidate best) {
 template <Case C> __device__ __forceinline__ void step_candidates(const CandidateArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   constexpr int W = vector_of(C), K = C.K, warps = CANDIDATE_THREADS / 32;
-  constexpr int groups = power_of_two_from(ceil_div(K + 3, warps));  // of a warp's lanes
+  constexpr int groups = power_of_two_from(ceil_div(K + 3, warps));  // of lanes in a warp
   const long long n = blockIdx.x, step = args.limits[0];
   const bool may_end = step >= args.limits[1], must_end = step >= args.limits[2];
   const S* row = static_cast<const S*>(args.logits) + n * args.V;
@@ -63,7 +64,8 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
   });
   float* sums = reinterpret_cast<float*>(shared);  // (warps, 3)
   const float own_top = lanes_max<32>(most), own_total = lanes_sum<32>(total * exp_below(most, own_top));
-  // No logit below the least of the largest ones of K + 3 groups is a candidate's: three words may be banned or lowered.
+  // Each of at least K + 3 groups has a maximum, and the least of these maxima is a lower bound for candidates: K + 3
+  // logits reach it, and at most three words (pad, eos, unk) are banned or lowered.
   float least = lanes_max<32 / groups>(most);
 #pragma unroll
   for (int step = 32 / groups; step < 32; step *= 2) least = fminf(least, __shfl_xor_sync(0xffffffffu, least, step));
@@ -101,7 +103,7 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
   Candidate* firsts = reinterpret_cast<Candidate*>(shared + 12 * warps);
   for (int k = 0; k < K; ++k) {
     const Candidate own = lanes_first(list[0]);
-    __syncthreads();  // the last ones have been read
+    __syncthreads();  // firsts of the previous k have been read
     if (threadIdx.x % 32 == 0) firsts[threadIdx.x / 32] = own;
     __syncthreads();
     Candidate best = firsts[0];
@@ -116,7 +118,7 @@ template <Case C> __device__ __forceinline__ void step_candidates(const Candidat
   }
 }
 
-// A lane has the next of a hypothesis.
+// Merges the sorted lists of a sentence's hypotheses: a lane holds the next candidate of its hypothesis.
 template <Case C> __device__ __forceinline__ void step_candidates_finish(const CandidateArgs& args, unsigned char*) {
   constexpr int K = C.K;
   const long long sentence = blockIdx.x, lane = threadIdx.x, row = sentence * args.beams + lane;

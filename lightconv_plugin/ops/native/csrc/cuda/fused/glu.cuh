@@ -1,5 +1,5 @@
-// GLU and padding mask in one launch: (T, B, 2C) -> (T, B, C), 0 where mask (B, T) is true; and its gradient. One thread
-// has `vector` neighbouring channels; Case::R is C here.
+// GLU and padding mask in one launch: (T, B, 2C) -> (T, B, C), 0 where mask (B, T) is true; and its gradient. One
+// thread computes V neighbouring channels; Case::R is C here.
 #pragma once
 
 #include "cuda/args.h"

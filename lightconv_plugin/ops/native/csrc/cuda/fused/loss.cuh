@@ -1,6 +1,6 @@
-// Label-smoothed cross entropy of rows of logits (N, V), without the log-probabilities in between; one block a row.
-// With s bytes a logit the forward pass reads N * V * s bytes, and the backward pass reads and writes as many. Rows that
-// do not count are not read. All sums are taken in the same order every time.
+// Label-smoothed cross entropy of rows of logits (N, V), without storing log-probabilities; one block per row. With s
+// bytes per logit the forward pass reads N * V * s bytes, and the backward pass reads and writes as many. Rows whose
+// target is `ignore` are not read. All sums are taken in the same order every time.
 #pragma once
 
 #include "cuda/args.h"
@@ -13,7 +13,7 @@ template <class A> __device__ __forceinline__ A exp_below(A value, A most) {
   return exponential(value - (most == -__int_as_float(0x7f800000) ? A(0) : most));
 }
 
-// A thread's sum of exps is kept beside the largest logit that it has seen, and rescaled when a larger one comes.
+// A thread's sum of exponentials is relative to its largest logit so far, and is rescaled when a larger one comes.
 template <Case C> __device__ __forceinline__ void smoothed_nll(const LossArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;
@@ -26,7 +26,7 @@ template <Case C> __device__ __forceinline__ void smoothed_nll(const LossArgs& a
   }
   const S* row = static_cast<const S*>(args.logits) + n * args.stride;
   A most = -__int_as_float(0x7f800000), total = 0, plain = 0;
-  const A first = widen(row[0]), base = first - first == A(0) ? first : A(0);  // sums of large logits would be rounded
+  const A first = widen(row[0]), base = first - first == A(0) ? first : A(0);  // for precision: `plain` sums x - base
 #pragma unroll 4
   for (long long v = threadIdx.x * W; v < args.V; v += LOSS_THREADS * W) {
     A x[W], top = most;
@@ -54,12 +54,12 @@ template <Case C> __device__ __forceinline__ void smoothed_nll(const LossArgs& a
   for (int i = 0; i < warps; ++i) exps += kept[i * 3 + 1] * exp_below(kept[i * 3], most), all += kept[i * 3 + 2];
   const double log_sum = static_cast<double>(most) + static_cast<double>(log(exps));
   args.log_sums[n] = log_sum;
-  // a host could raise an error for a target outside of 0..V-1; without waiting for the device NaN has to say it
+  // A target outside of 0..V-1 gives NaN: to raise an error, the host would have to wait for the device.
   terms[0] = target >= 0 && target < args.V ? log_sum - static_cast<double>(widen(row[target])) : __int_as_float(0x7fffffff);
   terms[1] = static_cast<double>(args.V) * (log_sum - static_cast<double>(base)) - all;
 }
 
-// One block: the sums of both terms over the rows.
+// Sums both terms over the rows, in one block.
 template <Case C> __device__ __forceinline__ void smoothed_nll_sum(const LossArgs& args, unsigned char* shared) {
   double* kept = reinterpret_cast<double*>(shared);  // (warps, 2)
   double nll = 0.0, all = 0.0;
@@ -87,7 +87,7 @@ template <Case C> __device__ __forceinline__ void smoothed_nll_backward(const Lo
   const A extra = grad * A(args.nll_share), less = grad * A(args.all_share);
   A times = extra + less * A(args.V);
   if (target < 0 || target >= args.V) times = __int_as_float(0x7fffffff);
-  // in two parts, since float32 rounds the log-sum of large logits
+  // in two parts, since float32 would round the log-sum of large logits
   const A high = A(args.log_sums[n]), low = A(args.log_sums[n] - static_cast<double>(high));
 #pragma unroll 4
   for (long long v = threadIdx.x * W; v < args.V; v += LOSS_THREADS * W) {

@@ -1,5 +1,5 @@
-// The fused operators on CUDA tensors: the gate, the loss, residual and norm, a step's attention and candidates, and the
-// end of an update.
+// The fused operators on CUDA tensors: GLU, loss, residual and norm, attention, candidates and beam search of a
+// decoding step, and the end of an update.
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -21,7 +21,8 @@ Case case_of(Type type) {
   return c;
 }
 
-// R: the widest vector that divides rows of `numbers`, wherever they begin.
+// Returns the case of rows of `numbers` numbers that start at the pointers. R: numbers in the widest vector to whose
+// size all rows are aligned.
 Case case_of_rows(Type type, int64_t numbers, std::initializer_list<const void*> pointers) {
   Case c = case_of(type);
   uintptr_t places = static_cast<uintptr_t>(numbers) * size_of(type);
@@ -35,7 +36,7 @@ Case case_of_rows(Type type, int64_t numbers, std::initializer_list<const void*>
 const Kernel GLU{"glu", "fused/glu", "GluArgs", "glu_mask_forward"};
 const Kernel GLU_BACKWARD{"glu_backward", "fused/glu", "GluArgs", "glu_mask_backward"};
 
-// Of x (T, B, 2C), zero where the mask (B, T) is true; with the gradient of that the gradient of x.
+// Returns the GLU of x (T, B, 2C), 0 where the mask (B, T) is true; or, given the gradient of this, the gradient of x.
 Tensor gate(const Tensor& x_any, std::optional<Tensor> mask, const Tensor* grad) {
   const Tensor x = torch::stable::contiguous(x_any);
   STD_TORCH_CHECK(x.dim() == 3 && x.size(2) % 2 == 0, "glu_mask: expected x (T, B, 2C)");
@@ -74,7 +75,7 @@ const Kernel SMOOTHED_NLL{"smoothed_nll", "fused/loss", "LossArgs", "smoothed_nl
 const Kernel SMOOTHED_NLL_SUM{"smoothed_nll_sum", "fused/loss", "LossArgs", "smoothed_nll_forward_sum"};
 const Kernel SMOOTHED_NLL_BACKWARD{"smoothed_nll_backward", "fused/loss", "LossArgs", "smoothed_nll_backward"};
 
-// Rows that follow each other with any stride are read where they are; all else is copied first.
+// Returns the logits if the numbers of a row are contiguous, with any stride between rows; otherwise a contiguous copy.
 Tensor with_dense_rows(const Tensor& logits) {
   const bool dense = logits.dim() == 2 && logits.stride(1) == 1;
   return dense ? logits : torch::stable::contiguous(logits);
@@ -93,7 +94,8 @@ Case case_of_loss(Type type, const LossArgs& args) {
   return case_of_rows(type, args.V | args.stride, {args.logits, args.out});
 }
 
-// log_sums and sums: of -log p(target), and of -log p over all types. A target outside of 0..V-1 gives NaN.
+// Returns the sums (2,) of -log p(target) and of -log p over the vocabulary, and log_sums (N,). A target outside of
+// 0..V-1 gives NaN.
 std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& target_any, int64_t ignore) {
   const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
   LossArgs args = describe(logits, target, ignore);
@@ -111,7 +113,7 @@ std::tuple<Tensor, Tensor> smoothed_nll(const Tensor& logits_any, const Tensor& 
   return {sums, log_sums};
 }
 
-// The gradient of grad * (nll_share * sums[0] + all_share * sums[1]).
+// Returns the gradient of grad * (nll_share * sums[0] + all_share * sums[1]) with respect to the logits.
 Tensor smoothed_nll_backward(const Tensor& grad, const Tensor& logits_any, const Tensor& target_any,
                              const Tensor& log_sums_any, double nll_share, double all_share, int64_t ignore) {
   const Tensor logits = with_dense_rows(logits_any), target = torch::stable::contiguous(target_any);
@@ -133,10 +135,10 @@ const Kernel RESIDUAL_NORM_BACKWARD{"residual_norm_backward", "fused/residual", 
 const Kernel RESIDUAL_NORM_SUMS{"residual_norm_sums", "fused/residual", "NormGradArgs", "residual_norm_sums"};
 const long long NORM_BLOCKS = 264;  // of the backward pass: two for each multiprocessor of an H100
 
-// The tensor, contiguous, if it has `size` numbers of x's type on x's device.
+// Returns `other`, contiguous, after a check that it has `size` numbers of x's type on x's device.
 Tensor fitting(const Tensor& x, const Tensor& other, int64_t size, const char* name) {
   STD_TORCH_CHECK(other.numel() == size && other.scalar_type() == x.scalar_type(),
-                  "residual_norm: expected x and y (..., C), weight and bias (C,), of one type; not so: ", name);
+                  "residual_norm: expected x and y (..., C), weight and bias (C,), of one type; wrong: ", name);
   check_same(x, other, name);
   return torch::stable::contiguous(other);
 }
@@ -161,7 +163,7 @@ Case case_of_norm(Type type, long long C, const DropConnect& dropout, std::initi
   return c;
 }
 
-// z and out as x, and stats (2, ..., 1): mean and rstd of the rows of z, at least in float32.
+// Returns out and z, of x's shape, and stats (2, ..., 1): mean and rstd of the rows of z, in float32 or wider.
 std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tensor& y_any, const Tensor& weight_any,
                                                  const Tensor& bias_any, double p, std::optional<Tensor> seed, double eps) {
   const Tensor x = torch::stable::contiguous(x_any), y = fitting(x, y_any, x.numel(), "y");
@@ -182,8 +184,8 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm(const Tensor& x_any, const Tens
   return {out, z, stats};
 }
 
-// The gradients of x and y, the latter without elements where nothing is dropped, since it is that of x; and (2, C), of
-// weight and bias.
+// Returns the gradients of x and y, and those of weight and bias as (2, C). Without dropout the gradient of y is that
+// of x, and a tensor without elements is returned for it.
 std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any, const Tensor& z_any,
                                                           const Tensor& weight_any, const Tensor& stats_any, double p,
                                                           std::optional<Tensor> seed) {
@@ -201,7 +203,7 @@ std::tuple<Tensor, Tensor, Tensor> residual_norm_backward(const Tensor& grad_any
   const Case c = case_of_norm(type, args.C, args.dropout, {args.grad, args.z, args.weight, args.grad_x, args.grad_y});
   const int rows = norm_tile(c).rows, size = sum_size(type);
   const long long groups = blocks_for(args.N, rows), turns = blocks_for(groups, NORM_BLOCKS);
-  args.splits = groups == 0 ? 0 : blocks_for(groups, turns);  // each with as many turns, but for the last ones
+  args.splits = groups == 0 ? 0 : blocks_for(groups, turns);  // all have equally many turns, except the last ones
   Memory memory(z);
   const Place place = memory.place();
   args.partial = place.scratch(args.splits * 2 * args.C * size);
@@ -249,7 +251,7 @@ std::tuple<Tensor, Tensor, Tensor> step_candidates(const Tensor& logits_any, con
   CandidateArgs args{};
   args.N = logits.size(0), args.V = logits.size(1), args.beams = beams;
   STD_TORCH_CHECK(count >= 1 && count <= MOST_CANDIDATES && beams <= MOST_BEAMS && count <= args.V,
-                  "step_candidates takes 1 to ", MOST_CANDIDATES, " continuations, no more than words, of up to ", MOST_BEAMS,
+                  "step_candidates takes 1 to ", MOST_CANDIDATES, " continuations, at most V, of up to ", MOST_BEAMS,
                   " hypotheses");
   const std::vector<int64_t> shape{args.N / beams, count};
   Tensor best = torch::stable::new_empty(scores, shape), words = torch::stable::new_empty(limits, shape);
@@ -303,15 +305,16 @@ const Kernel ADAM_STEP{"adam_step", "fused/update", "AdamArgs", "adam_step"};
 
 const double* numbers(const Tensor& x, const char* name, int64_t least) {
   STD_TORCH_CHECK(x.scalar_type() == ScalarType::Double && x.is_contiguous() && x.numel() >= least,
-                  "update_decide: expected at least ", least, " numbers of float64 in ", name);
+                  "update_decide: expected at least ", least, " contiguous float64 numbers in ", name);
   return static_cast<const double*>(x.const_data_ptr());
 }
 
 void update_decide(const Tensor& norm, const Tensor& sample_size, const Tensor& orders, const Tensor& settings,
                    Tensor control, Tensor outcome) {
-  STD_TORCH_CHECK(norm.numel() == 1 && norm.scalar_type() == ScalarType::Float, "update_decide: norm: one float32");
+  STD_TORCH_CHECK(norm.numel() == 1 && norm.scalar_type() == ScalarType::Float,
+                  "update_decide: expected one float32 as norm");
   for (const Tensor* other : std::initializer_list<const Tensor*>{&sample_size, &orders, &settings, &control, &outcome})
-    check_same(norm, *other, "a vector");
+    check_same(norm, *other, "an argument of update_decide");
   DecideArgs args{};
   args.norm = static_cast<const float*>(norm.const_data_ptr());
   args.sample_size = numbers(sample_size, "sample_size", 1), args.orders = numbers(orders, "orders", 2);
@@ -325,11 +328,11 @@ void adam_step(Tensor param, Tensor grad, Tensor exp_avg, Tensor exp_avg_sq, std
                const Tensor& outcome, double beta1, double beta2, double eps) {
   AdamArgs args{};
   args.N = param.numel(), args.beta1 = beta1, args.beta2 = beta2, args.eps = eps;
-  STD_TORCH_CHECK(args.N % 8 == 0, "adam_step: ", args.N, " numbers are no multiple of 8");
+  STD_TORCH_CHECK(args.N % 8 == 0, "adam_step: ", args.N, " parameters are not a multiple of 8");
   const auto pointer = [&](Tensor& x, ScalarType type) {
     check_same(param, x, "a tensor of adam_step");
     STD_TORCH_CHECK(x.numel() == args.N && x.scalar_type() == type && x.is_contiguous() && aligned({x.const_data_ptr()}),
-                    "adam_step: expected flat tensors of one size, contiguous, from multiples of 16 bytes on");
+                    "adam_step: expected contiguous tensors of one size and of the right types, aligned to 16 bytes");
     return x.mutable_data_ptr();
   };
   args.param = static_cast<float*>(pointer(param, ScalarType::Float));

@@ -1,8 +1,10 @@
-// z = x + dropout(y) and its layer norm in one launch, and their gradients; rows of C = Case::R numbers. With s bytes a number
-// the forward pass reads and writes 2 * N * C * s bytes each, and the backward pass as many.
+// z = x + dropout(y) and its layer norm in one launch, and their gradients, for rows of C = Case::R numbers. With s
+// bytes per number the forward pass reads 2 * N * C * s bytes and writes as many. So does the backward pass with
+// dropout; without dropout it writes half of that.
 //
-// The mask of number i = row * C + c is word i % 4 of the Philox block with counter (q low, q high, 0, 2), q = i / 4, and
-// key = the seed's two halves, see random.h: the last counter word tells it from DropConnect's and from CPUs' dropout.
+// The mask of number i = row * C + c is word i % 4 of the Philox block with counter (q low, q high, 0, 2), q = i / 4,
+// and key = the seed's two halves, see random.h. The last word of the counter makes it differ from DropConnect's masks
+// and from the dropout of the CPU kernels.
 #pragma once
 
 #include "cuda/args.h"
@@ -11,7 +13,7 @@
 
 namespace lightconv::cuda {
 
-// 1 / (1 - p) or 0 for V neighbouring numbers from `first`, a multiple of V, on.
+// Factors of dropout, 1 / (1 - p) or 0, for V neighbouring numbers from `first` on, which is a multiple of V.
 template <int V, class A>
 __device__ __forceinline__ void dropout_factors(const DropConnect& drop, unsigned long long seed, long long first,
                                                 A (&factor)[V]) {
@@ -30,13 +32,13 @@ __device__ __forceinline__ void dropout_factors(const DropConnect& drop, unsigne
   }
 }
 
-// The sum over the threads of a row, the same in each of them; all threads of the block take part.
+// Returns to each thread of a row the sum over these threads. All threads of the block must call it.
 template <int Warps, class A> __device__ __forceinline__ A row_sum(A value, unsigned char* shared) {
   value = lanes_sum<32>(value);
   if constexpr (Warps > 1) {
     A* kept = reinterpret_cast<A*>(shared);
     const int warp = threadIdx.x / 32, first = warp / Warps * Warps;
-    __syncthreads();  // the last sum has been read
+    __syncthreads();  // the previous sum has been read
     if (threadIdx.x % 32 == 0) kept[warp] = value;
     __syncthreads();
     value = 0;
@@ -46,7 +48,7 @@ template <int Warps, class A> __device__ __forceinline__ A row_sum(A value, unsi
   return value;
 }
 
-// act(j, c) for the vectors of a row that are this thread's: the j-th begins at channel c.
+// Calls act(j, c) for each of this thread's vectors in a row: vector j starts at channel c.
 template <Case C, class Do> __device__ __forceinline__ void each_vector(const Do& act) {
   constexpr NormTile tile = norm_tile(C);
   constexpr int lanes = 32 * tile.warps;
@@ -83,7 +85,7 @@ template <Case C> __device__ __forceinline__ void residual_norm(const NormArgs& 
       for (int v = 0; v < V; ++v) x[v] += y[v];
       const Vec<S, V> rounded = narrow<S, V>(x);
       store<S, V>(static_cast<S*>(args.z) + at, rounded);
-      widen(rounded, z[j]);  // the gradients will be those of what is stored
+      widen(rounded, z[j]);  // rounded: the backward pass computes with the stored z
 #pragma unroll
       for (int v = 0; v < V; ++v) sum += z[j][v];
     });
@@ -110,7 +112,7 @@ template <Case C> __device__ __forceinline__ void residual_norm(const NormArgs& 
   });
 }
 
-// Sums of a block's rows by channel, (C,), from each row's; kept (rows, C) in shared memory.
+// Sums `value` over a block's rows and writes the result `to` (C,). kept: (rows, C), in shared memory.
 template <Case C, class A, int J, int V>
 __device__ __forceinline__ void write_partial(const A (&value)[J][V], A* kept, A* to) {
   constexpr NormTile tile = norm_tile(C);
@@ -178,7 +180,8 @@ template <Case C> __device__ __forceinline__ void residual_norm_backward(const N
   write_partial<C>(of_bias, reinterpret_cast<A*>(shared), partial + C.R);
 }
 
-// Of the sums of each split those of all: one block 32 of them, a warp every (NORM_THREADS / 32)-th split.
+// Adds up the partial sums of the splits. A block computes 32 of the 2 * C sums; each of its warps adds every
+// (NORM_THREADS / 32)-th split.
 template <Case C> __device__ __forceinline__ void residual_norm_sums(const NormGradArgs& args, unsigned char* shared) {
   using S = typename Scalar<C.type>::type;
   using A = typename Scalar<C.type>::sum;

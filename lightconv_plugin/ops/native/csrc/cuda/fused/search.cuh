@@ -1,6 +1,7 @@
-// The end of a step of beam search: which candidates end, which go on, and the rings' re-ordering; ops.search_step is the
-// definition. A block has a sentence. A lane of its first warp has the candidates `lane` and `beams + lane`, and the
-// hypothesis of that rank that has ended. A block reads its own clock, so that the step may be written for all.
+// The end of a step of beam search: stores the candidates that end, chooses those that go on, and reorders the rings;
+// ops.search_step is the reference implementation. One block per sentence. A lane of its first warp holds the
+// candidates `lane` and `beams + lane`, and the finished hypothesis of rank `lane`. Each block reads the step from its
+// own element of clock, so that limits[0] can be written while other blocks still run.
 #pragma once
 
 #include "cuda/args.h"
@@ -11,11 +12,11 @@ namespace lightconv::cuda {
 template <Case C> __device__ __forceinline__ void search_step(const SearchArgs& args, unsigned char* shared) {
   constexpr long long never = -1;
   constexpr unsigned int all = 0xffffffffu;
-  int* from = reinterpret_cast<int*>(shared);  // (beams,): what each that goes on continues
+  int* from = reinterpret_cast<int*>(shared);  // (beams,): the beam that each new hypothesis continues
   const int lane = threadIdx.x % 32, beams = args.beams;
   const long long sentence = blockIdx.x, first = sentence * beams, step = args.clock[sentence];
   if (threadIdx.x < 32) {
-    const float none = -__int_as_float(0x7f800000);  // infinity
+    const float none = -__int_as_float(0x7f800000);  // -infinity
     const bool present = lane < beams, open = args.open[sentence];
     float value[2] = {none, none};
     long long word[2] = {}, parent[2] = {};
@@ -43,7 +44,8 @@ template <Case C> __device__ __forceinline__ void search_step(const SearchArgs& 
     }
     const int ends[2] = {value[0] != none && word[0] == args.eos, value[1] != none && word[1] == args.eos};
     const double ended = ends[0] && open ? rank : none;
-    // ends before this candidate; hypotheses that have ended; the ranks of what is held and of what ends, from 0
+    // before: candidates that end before this one. known: finished hypotheses. held_place, place: the new ranks, from
+    // 0, of the finished hypothesis that the lane holds and of the candidate that ends.
     int ends_in_first = 0, before[2] = {}, known = 0, held_place = 0, place = 0;
     for (int j = 0; j < beams; ++j) {
       const bool earlier = j < lane;
@@ -82,7 +84,7 @@ template <Case C> __device__ __forceinline__ void search_step(const SearchArgs& 
     if (lane == 0) args.open[sentence] = open && goes_on;
   }
   __syncthreads();
-  const int together = 32 / beams, own = lane % beams;  // slots of a warp at a time; of the last lanes some may have none
+  const int together = 32 / beams, own = lane % beams;  // slots per warp at a time; some of the last lanes may be idle
   for (int begin = threadIdx.x / 32 * together; begin < args.slots; begin += SEARCH_THREADS / 32 * together) {
     const int slot = begin + lane / beams;
     const bool has = lane / beams < together && slot < args.slots;

@@ -1,6 +1,6 @@
-// The end of an update of a flat model: what its gradient's norm decides, and Adam, as fairseq makes them. Numbers that
-// change from one update to the next are read from the device's memory, so that a captured graph serves all updates.
-// The definition is ops/fused/update.py, whose names these are.
+// The last part of an update of a flat model, in fairseq's form: loss scale, clipping of the gradient, and Adam.
+// Numbers that change from one update to the next are read from device memory, so that one captured graph serves all
+// updates. The reference implementation is ops/fused/update.py, which has the same names.
 #pragma once
 
 #include "cuda/args.h"
@@ -10,7 +10,7 @@ namespace lightconv::cuda {
 
 __device__ __forceinline__ bool finite(double value) { return value - value == 0.0; }
 
-// One thread. Sums in float32 where fairseq's are.
+// Runs in one thread. Numbers that fairseq computes in float32 are computed in float32.
 template <Case C> __device__ __forceinline__ void update_decide(const DecideArgs& args, unsigned char*) {
   if (threadIdx.x > 0) return;
   double* control = args.control;
@@ -52,7 +52,7 @@ template <Case C> __device__ __forceinline__ void update_decide(const DecideArgs
       multiply *= coefficient < 1.0f ? coefficient : 1.0f;
     }
   }
-  const int behind = static_cast<int>(control[SKIPPED] - args.orders[0]);  // updates that the host thinks were made
+  const int behind = static_cast<int>(control[SKIPPED] - args.orders[0]);  // skipped updates unknown to the host
   const double rate = args.orders[1 + behind], steps = control[STEPS] += 1.0;
   outcome[MULTIPLY] = multiply;
   outcome[STEP_SIZE] = rate * sqrt(1.0 - pow(settings[BETA2], steps)) / (1.0 - pow(settings[BETA1], steps));
@@ -65,7 +65,7 @@ template <Case C> __device__ __forceinline__ void update_decide(const DecideArgs
   control[ITERATION] += 1.0;
 }
 
-// Eight neighbouring numbers a thread; the gradient is left at zero, ready to be added to.
+// Eight neighbouring numbers per thread. The gradient is set to zero, so that the next one can be added to it.
 template <Case C> __device__ __forceinline__ void adam_step(const AdamArgs& args, unsigned char*) {
   using S = typename Scalar<C.type>::type;
   constexpr int W = 16 / static_cast<int>(sizeof(S));
