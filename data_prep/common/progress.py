@@ -102,7 +102,7 @@ class _Bar(tqdm):
     @property
     def format_dict(self) -> MutableMapping[str, Any]:
         state = super().format_dict
-        if not self.unit.strip():
+        if not self.unit.strip() or not (self.n or self.total):  # nothing to count, or nothing counted yet
             state["bar_format"] = "{desc}: {elapsed}"
         elif self._as_lines:
             count = "{percentage:.0f}% of {total_fmt}" if self.total else "{n_fmt}"

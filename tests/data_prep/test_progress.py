@@ -77,7 +77,7 @@ def test_items_of_an_earlier_run_count_for_the_progress_and_not_for_the_speed(st
 @pytest.mark.usefixtures("at_once")
 def test_work_elsewhere_is_measured_by_a_thread_that_ends(stream: io.StringIO):
     threads, measured = threading.active_count(), threading.Event()
-    sizes = iter([(5, None), (10, 20)])
+    sizes = iter([(0, None), (5, None), (10, 20)])
 
     def measure() -> progress.Measurement:
         size = next(sizes, None)
@@ -88,6 +88,7 @@ def test_work_elsewhere_is_measured_by_a_thread_that_ends(stream: io.StringIO):
 
     with progress.measured_progress("downloading", measure, "B"):
         assert measured.wait(20)
+    assert re.search(r"downloading: \d+:\d+\s", stream.getvalue())  # nothing counted yet
     assert re.search(r"downloading: +5.00", stream.getvalue())
     assert re.search(r"downloading: +75%", stream.getvalue())
     assert threading.active_count() == threads
