@@ -109,6 +109,10 @@ README_ROWS = {
         "dynamicconv_256",
         "sacreBLEU over transformer_256",
     ),
+    "LightConv over fairseq's Transformer, BLEU, 8.2M parameters": (
+        "lightconv_256",
+        "sacreBLEU over transformer_256",
+    ),
     "LightConv over self-attention, BLEU": ("lightconv", "sacreBLEU over self_attention"),
     "DynamicConv over self-attention, BLEU": ("dynamicconv", "sacreBLEU over self_attention"),
     "perplexity of self-attention": ("lm_self_attention", "perplexity (lower is better)"),
