@@ -16,6 +16,7 @@ example: python -m scripts.own_text manuals --src my.zh --tgt my.en --source zh 
 
 import argparse
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from scripts.reproduce import __main__ as reproduce
 from scripts.reproduce.outcome import near, typed
 
 MODEL = "dynamicconv.yaml"
+_CODE = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
 _SAMPLE = 100_000  # number of lines whose words and letters are counted
 _MIN_UPDATES = 600
 _CHECKPOINTS = 20  # saved by a training of any length
@@ -84,6 +86,7 @@ class Side:
     path: Path
     language: str
     lines: int = 0  # in the whole file
+    first: str = ""  # the first line that is not empty
     letters: Counter[str] = field(default_factory=Counter)  # in the sample
     words: list[int] = field(default_factory=list)  # number of words in each line of the sample, see ``count_words``
 
@@ -99,6 +102,7 @@ def count(path: Path, language: str) -> Side:
         side.lines += 1
         if side.lines <= _SAMPLE:
             side.letters.update(text := line.decode())
+            side.first = side.first or text.strip()
             side.words.append(count_words(text))
     check_script(language, side.letters, path)
     return side
@@ -191,9 +195,19 @@ train:
 
 
 def word(text: str) -> str:
-    """Return ``text`` if it can be part of the name of a file and a language of fairseq's; for argparse."""
+    """Return ``text`` if it can be part of the name of a file; for argparse."""
     if not LANGUAGE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected letters, digits, _ and -, such as en or zh_CN")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected letters, digits, _ and -")
+    return text
+
+
+def language_code(text: str) -> str:
+    """Return ``text`` if it has the form of a language code; for argparse."""
+    if not _CODE.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}, expected a code of two or three letters, which may be followed by a script or a country: "
+            "de, zh, zh-Hant, pt_BR"
+        )
     return text
 
 
@@ -201,10 +215,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argument_parser(__doc__)
     add = parser.add_argument
     add("name", type=word, metavar="NAME", help="name of the new dataset: letters, digits, _ and -")
-    add("--src", type=Path, required=True, metavar="FILE", help="the source side, one sentence per line")
+    add("--src", type=Path, required=True, metavar="FILE", help="the source side: one sentence per line")
     add("--tgt", type=Path, required=True, metavar="FILE", help="the target side")
-    add("--source", type=word, required=True, metavar="LANGUAGE", help="language of the source side, such as zh")
-    add("--target", type=word, required=True, metavar="LANGUAGE", help="language of the target side, such as en")
+    add(
+        "--source",
+        type=language_code,
+        required=True,
+        metavar="LANGUAGE",
+        help="its language, such as zh",
+    )
+    add(
+        "--target",
+        type=language_code,
+        required=True,
+        metavar="LANGUAGE",
+        help="its language, such as en",
+    )
     add("--project", type=Path, metavar="DIR", help="write files and results to DIR (default: the checkout)")
     add("--run", action="store_true", help="prepare, train and score now, as scripts.reproduce does")
     arguments = parser.parse_args(argv)
@@ -230,6 +256,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         with atomic_file(path) as f:
             f.write(text)
     print(f"written, for training on {devices}: {near(files.dataset)}, {near(files.config)}")
+    for side in sides:
+        print(f"{side.path.name} begins in {side.language}: {textwrap.shorten(side.first, 80, placeholder=' ...')}")
     print(f"results will be in {near(files.work / name)}")
     print(f"prepare, train, score and see translations:\n  {files.command}", flush=True)
     if arguments.run:

@@ -176,7 +176,7 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     print(f"train: on {devices} in {precision.precision}", flush=True)
     if config.batch:
         print(
-            f"train: each takes at most {batch['max-tokens']:,} tokens {batch['update-freq']} times an update",
+            f"train: in an update each takes {batch['update-freq']} batches of at most {batch['max-tokens']:,} tokens",
             flush=True,
         )
     reporter, log = Reporter(config.train.get("max-update")), out / LOG

@@ -165,7 +165,9 @@ def write_sweep(out: Path, metric: str, trials: list[Trial], best: Trial) -> Non
     print("\n".join(f"{line}  {mark}".rstrip() for line, mark in shown), flush=True)
 
 
-def conclusion(names: dict[int | str, str], metric: str, trials: list[Trial], best: Trial) -> str:
+def conclusion(
+    names: dict[int | str, str], metric: str, trials: list[Trial], best: Trial, lines: int | None = None
+) -> str:
     """Return a sentence about the chosen model and the other models' scores with their best settings.
 
     Args:
@@ -173,6 +175,7 @@ def conclusion(names: dict[int | str, str], metric: str, trials: list[Trial], be
         metric: the name of the score.
         trials: all candidates.
         best: the chosen one.
+        lines: the number of lines of the validation set; None if it is not known.
     """
     lower = metric == "perplexity"
     scores: dict[int | str, float] = {}
@@ -180,7 +183,8 @@ def conclusion(names: dict[int | str, str], metric: str, trials: list[Trial], be
         last = candidate["last"]
         scores[last] = (min if lower else max)(score, scores.get(last, score))
     rest = [f"{names[last]} {score:.2f}" for last, score in scores.items() if last != best[0]["last"]]
-    choice = f"tune: chosen: {names[best[0]['last']]}, with {metric} {best[1]:.2f} on the validation set"
+    where = "the validation set" if lines is None else f"the {lines:,} lines of the validation set"
+    choice = f"tune: chosen: {names[best[0]['last']]}, with {metric} {best[1]:.2f} on {where}"
     return f"{choice}; others: {', '.join(rest)}" if rest else choice
 
 
@@ -202,17 +206,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     sweep = Sweep(config, arguments.checkpoints, arguments.data, out, arguments.prepared)
     if config.metric == "perplexity":
         trials = [(candidate, sweep.perplexity(candidate)) for candidate in combinations(config.tune)]
-        best, name = min(trials, key=lambda trial: trial[1]), "perplexity"
+        best, name, lines = min(trials, key=lambda trial: trial[1]), "perplexity", None
     else:
         from scripts.scoring.metrics import metric
 
         trials, search = tune_generation(sweep, metric(config))
         best = max(trials, key=lambda trial: trial[1])
         name = NAMES.get(config.metric, "mean of ROUGE-1, 2 and L")
+        lines = len(search["lines"][generation.REFERENCE])
         write_valid(config, best[0], search, arguments.seed, out / "valid")
     write_sweep(out, name, trials, best)
     if "last" in config.tune:
-        print(conclusion(sweep.names, name, trials, best), flush=True)
+        print(conclusion(sweep.names, name, trials, best, lines), flush=True)
     if config.average:
         replace(sweep.model(best[0]), out / "model.pt")
 

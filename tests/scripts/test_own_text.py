@@ -174,12 +174,15 @@ def test_outside_of_the_checkout_it_prints_that_it_writes_there(checkout, call, 
 
 
 @pytest.mark.parametrize(("words", "tokens"), [(5, 1536), (300, 2400)])
-def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call):
+def test_a_batch_has_room_for_the_longest_line(words, tokens, checkout, call, capsys):
     german, english = checkout / "a.de", checkout / "a.en"
     for path, word in ((german, "Wort"), (english, "word")):
         path.write_text("".join(f"{word} {number}{f' {word}' * (words - 2)}\n" for number in range(20)))
     config = config_of(call(german, english, "de"))
     assert config.batch == {"tokens": tokens, "max-tokens": tokens // 2, "cpu-processes": 2}
+    printed = capsys.readouterr().out  # so that swapped files are noticed
+    assert "a.de begins in de: Wort 0" in printed
+    assert "a.en begins in en: word 0" in printed
 
 
 def two_sides(pairs: int, words: list[int]) -> tuple[Side, Side]:
@@ -204,7 +207,13 @@ def test_wrong_input_is_refused(checkout, call, capsys):
     call(chinese, english, "zh", name="there")
     for tgt, source, name, message in (
         (short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
-        (english, "de.x", "mine", r"--source: got 'de\.x', expected letters, digits, _ and -, such as en"),
+        (english, "de.x", "mine", r"--source: got 'de\.x', expected a code of two or three letters"),
+        (
+            short,
+            "german",
+            "mine",
+            "--source: got 'german', expected a code of two or three letters, .*: de, zh",
+        ),
         (english, "en", "mine", "--source and --target are both en"),
         (english, "zh", "there", r"there\.yaml exists already; continue with .* configs/there/"),
     ):
