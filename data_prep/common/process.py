@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,12 +47,13 @@ def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
             os._exit(1)
 
 
-def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
+def ask_python(*arguments: str, failed: str, passed_on: str | None = None) -> tuple[str, str]:
     """Run Python in another process, to avoid heavy imports in this one; return its stdout and stderr.
 
     Args:
         arguments: ``-c`` and code, or ``-m`` and a module; then the arguments of either.
         failed: the start of the error message.
+        passed_on: lines of its stderr that begin with this are also printed to this process's stderr, as they come.
 
     Raises:
         UserError: the process failed; the message begins with ``failed`` and ends with its last line.
@@ -59,13 +61,26 @@ def ask_python(*arguments: str, failed: str) -> tuple[str, str]:
     """
     command, env = [sys.executable, "-P", *arguments], environment() | _READABLE
     # answers are ASCII; a library's warning may have any bytes
-    done = subprocess.run(command, capture_output=True, env=env, encoding="utf-8", errors="backslashreplace")
-    if done.returncode < 0:
-        raise ChildProcessError(f"{failed}: it was killed by {signal.Signals(-done.returncode).name}")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
+    lines = list[str]()
+    with (
+        tempfile.TemporaryFile("w+", **options) as stdout,
+        subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=env, **options) as process,
+    ):
+        assert process.stderr
+        for line in process.stderr:
+            lines.append(line)
+            if passed_on is not None and line.startswith(passed_on):
+                print(line, end="", file=sys.stderr, flush=True)
+        status = process.wait()
+        stdout.seek(0)
+        answer = stdout.read()
+    if status < 0:
+        raise ChildProcessError(f"{failed}: it was killed by {signal.Signals(-status).name}")
+    if status:
+        last = ("".join(lines).strip().splitlines() or [f"status {status}"])[-1]
         raise UserError(f"{failed}: {last.removeprefix('error: ')}")
-    return done.stdout.strip(), done.stderr
+    return answer.strip(), "".join(lines)
 
 
 @contextmanager

@@ -93,9 +93,11 @@ def processor_reasons() -> dict[str, str | None]:
     """Return the reasons against precisions on this processor; None if there is no reason.
 
     ``bf16`` and ``int8`` are the reasons why the plugin cannot multiply in them, and ``slower`` is the reason to prefer
-    float32 to bfloat16. Another process finds them, since it must import torch and perhaps compile the plugin.
+    float32 to bfloat16. Another process finds them, since it must import torch and perhaps compile the plugin. Its
+    notice of a compilation is printed.
     """
-    output, _ = ask_python("-m", __name__, failed="cannot determine the processor's units")
+    unknown = "cannot determine the processor's units"
+    output, _ = ask_python("-m", __name__, failed=unknown, passed_on="lightconv_plugin: ")
     return json.loads(output)
 
 

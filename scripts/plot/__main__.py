@@ -16,7 +16,7 @@ from data_prep.common.outputs import check_writable
 LOSSES = """Draw training and validation loss, perplexity and learning rate of trainings, all in one picture.
 
 A RUN is the folder of a run in work/ (all its seeds), of a dataset (all its runs), of a seed or of checkpoints, or a
-log of fairseq-train (--log-format json), also of a running training. The losses of the first twentieth may be outside
+log of fairseq-train (--log-format json), also of a running training. The losses of its first twentieth may be outside
 the picture. With more than seven configurations only validation is drawn; --csv has all numbers.
 
   python -m scripts.plot losses work/debian_en_de/dynamicconv work/debian_en_de/lightconv

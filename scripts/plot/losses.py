@@ -24,7 +24,7 @@ AXES = {"updates": "updates", "tokens": "tokens (millions)", "minutes": "minutes
 KINDS = (LOG, f"checkpoints/{LOG}", f"seed*/checkpoints/{LOG}", f"*/seed*/checkpoints/{LOG}")
 FEW = 7  # most configurations that are drawn with their training losses
 STEPS = (1, 2, 2.5, 5, 10)  # between the marks of an axis
-BEGINNING = 0.05  # first part of a training, whose high losses may be outside the picture
+BEGINNING = 0.05  # first part of each training, whose high losses may be outside the picture
 CSV_COLUMNS = ("run", "seed", "split", "update", "tokens", "minutes", "loss", "perplexity", "learning_rate")
 
 
@@ -36,7 +36,7 @@ class Point(NamedTuple):
     minutes: float  # of training, including updates that an interruption lost
     loss: float  # per token, base 2
     perplexity: float
-    rate: float | None = None  # the learning rate; None in validation
+    rate: float | None = None  # the learning rate of the next update; None in validation and at the last update
 
 
 @dataclass
@@ -79,6 +79,9 @@ def read_curves(lines: Iterable[str], name: str, seed: str = "") -> Curves:
         else:
             curves.valid = [point for point in curves.valid if point.update < update]
             curves.valid.append(_point(progress, tokens[max(tokens)], log.seconds))
+    if curves.train:
+        # fairseq logs the rate of the next update; the last one may be that of a cycle that never began
+        curves.train[-1] = curves.train[-1]._replace(rate=None)
     return curves
 
 
@@ -175,7 +178,7 @@ def draw(path: Path, runs: Sequence[Curves], by: str) -> None:
     handles += [Line2D([], [], **styles[name]) for name in names]
     rates = [point.rate for run in runs for point in run.train if point.rate]
     exponent = math.floor(math.log10(max(rates))) if rates else 0
-    drawn = [point for run in runs for point in (*(run.train if few or not run.valid else ()), *run.valid)]
+    drawn = [[*(run.train if few or not run.valid else ()), *run.valid] for run in runs]
     with drawing(path, height=3.4, texts=labels) as figure:
         panels = figure.subplot_mosaic([["loss", "perplexity"], ["loss", "rate"]], width_ratios=(1.7, 1))
         for run in runs:
@@ -209,10 +212,12 @@ def _curve(axes: Axes, points: Sequence[Point], by: str, quantity: str, scale: f
     axes.plot([_along(point, by) for point in points], values, **style)
 
 
-def _crop(axes: Axes, points: Sequence[Point], by: str, quantity: str) -> None:
-    """Limit the vertical axis to the values after the ``BEGINNING`` of the longest training."""
-    end = max(_along(point, by) for point in points)
-    late = [getattr(point, quantity) for point in points if not _along(point, by) < BEGINNING * end]
+def _crop(axes: Axes, drawn: Sequence[Sequence[Point]], by: str, quantity: str) -> None:
+    """Limit the vertical axis to the values after the ``BEGINNING`` of each training."""
+    late = list[float]()
+    for points in drawn:
+        end = max(_along(point, by) for point in points)
+        late += [getattr(point, quantity) for point in points if not _along(point, by) < BEGINNING * end]
     finite = [value for value in late if math.isfinite(value)]
     if not finite or min(finite) == max(finite):
         return

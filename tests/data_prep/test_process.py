@@ -186,6 +186,13 @@ def test_a_failing_process_raises_an_error_with_the_reason(code, error, reason):
         ask_python("-c", code, failed="it fails")
 
 
+def test_notices_of_a_process_are_passed_on_at_once(capfd):
+    code = "import sys; print('answer'); print('tool: compiling', file=sys.stderr); print('warning', file=sys.stderr)"
+    answer, errors = ask_python("-c", code, failed="it fails", passed_on="tool: ")
+    assert (answer, errors) == ("answer", "tool: compiling\nwarning\n")
+    assert capfd.readouterr().err == "tool: compiling\n"
+
+
 def test_all_output_is_kept_and_lines_stay_whole(tmp_path):
     code = """
 import sys, threading

@@ -1,6 +1,5 @@
 """The tokens per update, and the launch, on any number of devices."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -74,8 +73,8 @@ def test_the_number_of_gpus_is_torch_s_and_a_driver_that_is_too_old_is_reported(
     """Another process asks torch for the number."""
     assert devices._installed() == torch.cuda.device_count()
     problem = "CUDA initialization: The NVIDIA driver on your system is too old"
-    answer = subprocess.CompletedProcess([], 0, "0\n", f"cuda.py:1: UserWarning: {problem}\n  return _C()\n")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **options: answer)
+    answer = ("0", f"cuda.py:1: UserWarning: {problem}\n  return _C()\n")
+    monkeypatch.setattr(devices, "ask_python", lambda *args, **options: answer)
     assert devices._installed.__wrapped__() == 0
     assert capsys.readouterr().err == f"note: torch sees no GPU. {problem}\n"
 

@@ -13,6 +13,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import TASK_REGISTRY
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from data_prep import dataset
@@ -84,6 +85,18 @@ def test_a_resumed_training_is_one_curve():
         (40, 4000, 6.6, None),
     ]
     assert (curves.updates, curves.last_loss) == (40, 6.6)
+
+
+def test_the_axis_holds_a_short_run_and_no_rate_of_a_cycle_that_never_began():
+    long = losses.read_curves([inner(n, 12 - n / 200, n) for n in range(20, 1001, 20)], "long")
+    short = losses.read_curves([inner(2, 13.0, 1.0), inner(4, 12.0, 2.0, lr=1.0)], "short")
+    figure = Figure()
+    axes = figure.subplots()
+    losses._crop(axes, [long.train, short.train], "updates", "loss")
+    low, high = axes.get_ylim()
+    assert low < 7
+    assert high > 13
+    assert [point.rate for point in short.train] == [0.001, None]
 
 
 @pytest.mark.parametrize(
