@@ -11,7 +11,8 @@ resumes. Without FILE, lines are read from standard input, and each is translate
 --batch-size N, N lines at a time. In a terminal there is a prompt; Ctrl-D ends it.
 
 With --nbest N, the N best translations of each line are printed, each as the number of the line, the score and the
-text, separated by tabs. The score is the mean log-probability of a token, to base 2, as fairseq-generate prints it.
+text, separated by tabs. The score is fairseq-generate's: the sum of the tokens' log-probabilities to base 2, divided by
+the number of tokens to the power of the length penalty (--lenpen).
 
 examples:
   echo "This package contains the documentation." | python -m scripts.translate work/debian_en_de/dynamicconv
@@ -292,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         choices=[name for name in SEARCH_PRECISIONS if name != "fp16"],
         help="bf16 or int8, on a CPU (default: that of the run, or fp32)",
     )
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)  # FILE may also stand after the options
     trained = find_trained(arguments.model, dataset=arguments.dataset, dictionaries=arguments.dictionaries)
     answers_to = sys.stdout.buffer
     with redirect_stdout(sys.stderr):  # what libraries print must not mix with the translations

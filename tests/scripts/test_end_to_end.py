@@ -288,7 +288,7 @@ def test_int8_of_a_configuration_and_its_record(data, finished, model, tmp_path,
     file, back = tmp_path / "my.en", detokeniser("de", load_dataset("debian_en_de"))
     write_lines(file, written(data, "en"))
     with products_in("fp32"):
-        assert ask(model, b"", str(file), "--precision", "int8") == list(map(back, hypotheses))
+        assert ask(model, b"", "--precision", "int8", str(file)) == list(map(back, hypotheses))
 
 
 def test_a_file_is_timed_in_each_program(data, finished, tmp_path, monkeypatch):
