@@ -39,6 +39,9 @@ class TrainedModel(GeneratorHubInterface):
 
         Returns:
             The best hypothesis, or a list of them.
+
+        Raises:
+            ValueError: a line has more tokens than the model takes.
         """
         return self.sample(sentences, beam, verbose, **options)
 
@@ -52,6 +55,28 @@ class TrainedModel(GeneratorHubInterface):
         """Translate, by default with a beam of 1. ``sampling=True`` draws words by their probabilities."""
         texts: str | list[str] = super().sample(sentences, beam, verbose, **options)
         return texts
+
+    def generate(
+        self,
+        tokenized_sentences: Tensor | list[Tensor],
+        *arguments: Any,
+        skip_invalid_size_inputs: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Search for the best hypotheses of encoded lines; see fairseq.
+
+        Raises:
+            ValueError: a line has more tokens than the model takes, and ``skip_invalid_size_inputs`` is not given.
+        """
+        if isinstance(tokenized_sentences, list) and not skip_invalid_size_inputs:
+            limits = self.max_positions
+            longest = limits[0] if isinstance(limits, tuple | list) else limits
+            for number, tokens in enumerate(tokenized_sentences, 1):
+                if longest is not None and len(tokens) > longest:
+                    raise ValueError(f"line {number} has {len(tokens):,} tokens, and the model takes {longest:,}")
+        return super().generate(
+            tokenized_sentences, *arguments, skip_invalid_size_inputs=skip_invalid_size_inputs, **options
+        )
 
 
 class TextModel(TrainedModel):

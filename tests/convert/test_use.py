@@ -127,6 +127,8 @@ def test_every_way_into_a_model_cleans_text_as_preparation_does(cut, tmp_path, m
     hub = LightConvModel.from_pretrained(str(folder), "model.pt", ".", **option)
     expected = [hub.string(hub.binarize(step(line))) for line in lines]
     assert [hub.string(hub.encode(line)) for line in CLEANED] == expected
+    with pytest.raises(ValueError, match=r"^line 2 has [\d,]+ tokens, and the model takes [\d,]+$"):
+        hub.translate([TEXTS[0], " ".join(TEXTS) * 1000], beam=1)
 
     flags = ["-s", "zh", "-t", "en", "--task", "pla_translation", "--path", str(folder / "model.pt"), "--cpu"]
     flags += [f"--{name.replace('_', '-')}={value}" for name, value in option.items()]
