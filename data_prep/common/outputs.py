@@ -146,7 +146,8 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO]:
             os.fsync(f.fileno())
             replace(partial, path)
         except BaseException:
-            partial.unlink(missing_ok=True)
+            if _is_path_of(partial, f.fileno()):  # otherwise it has its final name, and this one is another process's
+                partial.unlink()
             raise
 
 
@@ -156,11 +157,18 @@ def _open_locked(partial: Path) -> int:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
         with suppress(OSError):  # a file system without locks: two writers of one file are not kept apart there
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(partial), os.fstat(descriptor)):
-                os.truncate(descriptor, 0)
-                return descriptor
+        if _is_path_of(partial, descriptor):
+            os.truncate(descriptor, 0)
+            return descriptor
         os.close(descriptor)  # the other process has just given the file its final name
+
+
+def _is_path_of(path: Path, descriptor: int) -> bool:
+    """Return True if ``path`` leads to the open file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def open_own(path: Path, mode: str, **options: Any) -> IO:

@@ -21,21 +21,17 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         OSError: the file cannot be written. The message names ``path``, which is unchanged.
     """
     partial = _in_the_making(path)
-    try:
-        with open(partial, "wb") as file:  # if this fails, a file of that name is not ours to remove
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(partial, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    partial.unlink()
-                raise
-    except OSError as error:
-        if error.filename in (None, str(partial)):
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-        raise
+    # if the file cannot be opened, a file of that name is not ours to remove
+    with _errors_name(path, partial), open(partial, "wb") as file:
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
     _sync_folder(path.parent)
 
 
@@ -49,22 +45,36 @@ def whole_folder(path: Path) -> Iterator[Path]:
     if os.path.lexists(path):  # os.rename would silently replace an empty folder
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     partial = _in_the_making(path)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with _errors_name(path, partial):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
     try:
         yield partial
-        for file in partial.iterdir():
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
-        os.rename(partial, path)
-    finally:
+        with _errors_name(path, partial):
+            for file in partial.iterdir():
+                with open(file, "rb") as written:
+                    os.fsync(written.fileno())
+            os.rename(partial, path)
+    except BaseException:  # after the renaming, a folder of that name would be another process's
         shutil.rmtree(partial, ignore_errors=True)
+        raise
     _sync_folder(path.parent)
 
 
 def _in_the_making(path: Path) -> Path:
     """Return the temporary path of an incomplete file. ``data_prep.common.outputs`` recognises files by this name."""
     return path.with_name(f".{path.name}.lightconv")
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path, partial: Path) -> Iterator[None]:
+    """Raise an OSError about ``partial``, or about no file, as one about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, str(partial)):
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

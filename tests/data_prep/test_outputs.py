@@ -86,6 +86,21 @@ def test_a_failed_write_leaves_only_the_older_file(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [LIST, "text"]
 
 
+def test_an_error_after_the_renaming_leaves_the_unfinished_file_of_another_process(tmp_path: Path, monkeypatch):
+    path, partial = tmp_path / "file", tmp_path / ".file.lightconv"
+    claim(tmp_path, "file")
+
+    def renamed_and_failed(made: Path, path: Path) -> None:
+        os.replace(made, path)
+        partial.write_text("another process's")
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(outputs, "replace", renamed_and_failed)
+    with pytest.raises(OSError, match="full"), outputs.atomic_file(path) as f:
+        f.write("mine")
+    assert (path.read_text(), partial.read_text()) == ("mine", "another process's")
+
+
 @pytest.mark.parametrize("rename", range(7))
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_killed_run_leaves_the_older_folder_or_the_newer_one(tmp_path: Path, rename: int, moment):

@@ -1,8 +1,8 @@
-"""``whole_file`` writes a file completely under its name, or leaves the old one."""
+"""``whole_file`` and ``whole_folder`` write completely under a name, or leave what was there."""
 
 import pytest
 
-from lightconv_plugin.ops.files import whole_file
+from lightconv_plugin.ops.files import whole_file, whole_folder
 
 
 @pytest.mark.parametrize("old", [None, b"old"])
@@ -50,3 +50,28 @@ def test_a_file_that_cannot_be_opened_stays(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"'{path}'"), whole_file(path):
         pass
     assert partial.is_symlink()
+
+
+def test_a_folder_appears_when_the_block_ends(tmp_path):
+    path, partial = tmp_path / "new" / "folder", tmp_path / "new" / ".folder.lightconv"
+    partial.mkdir(parents=True)
+    (partial / "old").touch()  # left by a process that was killed
+    with whole_folder(path) as folder:
+        (folder / "file").write_bytes(b"new")
+        assert not path.exists()
+    assert [file.name for file in path.iterdir()] == ["file"]
+    with pytest.raises(FileExistsError, match=f"'{path}'"), whole_folder(path):
+        pass
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_folder_is_removed_and_what_was_not_made_here_stays(tmp_path):
+    path, partial = tmp_path / "folder", tmp_path / ".folder.lightconv"
+    with pytest.raises(ValueError, match="no"), whole_folder(path) as folder:  # noqa: PT012
+        (folder / "file").touch()
+        raise ValueError("no")
+    assert list(tmp_path.iterdir()) == []
+    partial.touch()  # a file, which is not a folder of a killed process
+    with pytest.raises(FileExistsError, match=f"'{path}'"), whole_folder(path):
+        pass
+    assert list(tmp_path.iterdir()) == [partial]
