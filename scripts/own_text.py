@@ -217,20 +217,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("name", type=word, metavar="NAME", help="name of the new dataset: letters, digits, _ and -")
     add("--src", type=Path, required=True, metavar="FILE", help="the source side: one sentence per line")
     add("--tgt", type=Path, required=True, metavar="FILE", help="the target side")
-    add(
-        "--source",
-        type=language_code,
-        required=True,
-        metavar="LANGUAGE",
-        help="its language, such as zh",
-    )
-    add(
-        "--target",
-        type=language_code,
-        required=True,
-        metavar="LANGUAGE",
-        help="its language, such as en",
-    )
+    add("--source", type=language_code, required=True, metavar="LANGUAGE", help="its language, such as zh")
+    add("--target", type=language_code, required=True, metavar="LANGUAGE", help="its language, such as en")
     add("--project", type=Path, metavar="DIR", help="write files and results to DIR (default: the checkout)")
     add("--run", action="store_true", help="prepare, train and score now, as scripts.reproduce does")
     arguments = parser.parse_args(argv)

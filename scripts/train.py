@@ -176,7 +176,8 @@ def train_here(config: Config, seed: int, data: Path, out: Path, devices: Device
     print(f"train: on {devices} in {precision.precision}", flush=True)
     if config.batch:
         print(
-            f"train: in an update each takes {batch['update-freq']} batches of at most {batch['max-tokens']:,} tokens",
+            f"train: each takes at most {batch['max-tokens']:,} tokens in a batch; batches in an update: "
+            f"{batch['update-freq']}",
             flush=True,
         )
     reporter, log = Reporter(config.train.get("max-update")), out / LOG

@@ -59,13 +59,13 @@ def ask_python(*arguments: str, failed: str, passed_on: str | None = None) -> tu
         UserError: the process failed; the message begins with ``failed`` and ends with its last line.
         ChildProcessError: the process was killed, so the question stays unanswered.
     """
-    command, env = [sys.executable, "-P", *arguments], environment() | _READABLE
+    command = [sys.executable, "-P", *arguments]
     # answers are ASCII; a library's warning may have any bytes
     options: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     lines = list[str]()
     with (
         tempfile.TemporaryFile("w+", **options) as stdout,
-        subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=env, **options) as process,
+        child(command, env=_READABLE, stdout=stdout, stderr=subprocess.PIPE, **options) as process,
     ):
         assert process.stderr
         for line in process.stderr:

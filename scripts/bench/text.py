@@ -6,7 +6,6 @@ trained Transformer of fairseq, since CTranslate2 has no convolutions. All use t
 """
 
 import re
-import subprocess
 import tempfile
 import time
 from argparse import Namespace
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from data_prep.common.errors import UserError
-from data_prep.common.process import python_module
+from data_prep.common.process import ask_python
 from data_prep.dataset import load_dataset
 from scripts.bench import ctranslate2
 from scripts.bench.timing import Row, precisions
@@ -95,8 +94,8 @@ def interactive(trained: Trained, lines: list[str], beam: int) -> tuple[float, i
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "lines")
         text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        command = [
-            *python_module("fairseq_cli.interactive"),
+        printed, _ = ask_python(
+            *("-m", "fairseq_cli.interactive"),
             str(trained.dictionaries.resolve()),
             f"--user-dir={user_dir()}",
             f"--path={trained.model.resolve()}",
@@ -109,13 +108,11 @@ def interactive(trained: Trained, lines: list[str], beam: int) -> tuple[float, i
             f"--beam={beam}",
             f"--lenpen={trained.generate.get('lenpen', 1)}",
             "--cpu",
-        ]
-        process = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
-    seconds = _TOTAL.search(process.stderr + process.stdout)
-    if process.returncode or seconds is None:
-        raise UserError(f"fairseq-interactive failed: {(process.stderr.strip().splitlines() or ['no message'])[-1]}")
-    best = [line for line in process.stdout.split("\n") if line.startswith("H-")]
-    return float(seconds[1]), sum(len(line.split("\t")[2].split()) for line in best)
+            failed="fairseq-interactive failed",
+        )
+    seconds = next(_TOTAL.finditer(printed))[1]
+    best = [line for line in printed.split("\n") if line.startswith("H-")]
+    return float(seconds), sum(len(line.split("\t")[2].split()) for line in best)
 
 
 def by_ctranslate2(trained: Trained, lines: list[str], beam: int, compute_type: str) -> tuple[float, int]:

@@ -181,6 +181,7 @@ def draw(path: Path, runs: Sequence[Curves], by: str) -> None:
     drawn = [[*(run.train if few or not run.valid else ()), *run.valid] for run in runs]
     with drawing(path, height=3.4, texts=labels) as figure:
         panels = figure.subplot_mosaic([["loss", "perplexity"], ["loss", "rate"]], width_ratios=(1.7, 1))
+        panels["rate"].sharex(panels["perplexity"])
         for run in runs:
             for quantity in ("loss", "perplexity"):
                 if few or not run.valid:

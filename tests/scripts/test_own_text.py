@@ -208,12 +208,7 @@ def test_wrong_input_is_refused(checkout, call, capsys):
     for tgt, source, name, message in (
         (short, "zh", "mine", r"a\.zh has 20 lines but .*short\.en has 1 lines"),
         (english, "de.x", "mine", r"--source: got 'de\.x', expected a code of two or three letters"),
-        (
-            short,
-            "german",
-            "mine",
-            "--source: got 'german', expected a code of two or three letters, .*: de, zh",
-        ),
+        (short, "german", "mine", "--source: got 'german', expected a code of two or three letters, .*: de, zh"),
         (english, "en", "mine", "--source and --target are both en"),
         (english, "zh", "there", r"there\.yaml exists already; continue with .* configs/there/"),
     ):
