@@ -1,11 +1,11 @@
 """Check a configuration before anything runs: reject settings that would waste the training or falsify its scores.
 
 fairseq's own parsers read the flags, and the model, loss, optimizer and search are built from them, without memory for
-the weights. No flag may have a value that fails late. The training must keep the checkpoints that `average` and `tune`
-need, and averaged checkpoints must come from low learning rates. Validation must report the score that the best
-checkpoint is chosen by, hypotheses must be joined to words, and the packages of the scores must be installed. With
---data, no line of validation and test may be longer than the model and its batches allow. scripts.reproduce runs this
-check first, and scripts.train runs it with --data.
+the weights. No flag may have a value that fails late. The learning rate may not start a second cycle by oversight. The
+training must keep the checkpoints that `average` and `tune` need, and averaged checkpoints must come from low learning
+rates. Validation must report the score that the best checkpoint is chosen by, hypotheses must be joined to words, and
+the packages of the scores must be installed. With --data, no line of validation and test may be longer than the model
+and its batches allow. scripts.reproduce runs this check first, and scripts.train runs it with --data.
 """
 
 import logging
@@ -65,6 +65,7 @@ def check(config: Config, data: Path | None, devices: Devices) -> None:
     train, *runs = fairseq_commands(config, data or NOWHERE, devices)
     training, all_running = parse(train), [parse(run) for run in runs]
     check_limits(train, training, TRAINING_LIMITS)
+    check_schedule(config, train, training)
     for run, running in zip(runs, all_running, strict=True):
         check_limits(run, running, GENERATION_LIMITS)
         check_units(config, run, running)
@@ -107,6 +108,24 @@ def check_limits(command: Command, args: Namespace, limits: Mapping[str, Limit])
     if refusal := refused(args, limits):
         name, expected = refusal
         raise command.refusal(name.replace("_", "-"), expected)
+
+
+def check_schedule(config: Config, train: Command, args: Namespace) -> None:
+    """Check that the cosine schedule is a single cycle, unless the configuration says how later cycles differ.
+
+    After a cycle fairseq starts another one at a tenth of the rate, so a period that was left as it was when
+    ``max-update`` was raised would waste the rest of the training.
+    """
+    if args.lr_scheduler != "cosine" or config.train.keys() & {"t-mult", "lr-shrink"}:
+        return
+    cycle, period = args.max_update - args.warmup_updates, args.lr_period_updates
+    if 0 < period < cycle:
+        raise train.refusal(
+            "lr-period-updates",
+            f"so the learning rate starts a second cycle at update {args.warmup_updates + period:,.0f} of "
+            f"{args.max_update:,}; set train.lr-period-updates: {cycle} (max-update minus warmup-updates), or for "
+            "several cycles also train.lr-shrink",
+        )
 
 
 def check_model(config: Config, train: Command, args: Namespace, data: Path | None) -> TaskAndModel | None:

@@ -101,6 +101,8 @@ EVAL_BLEU = "eval-bleu: true, best-checkpoint-metric: bleu"
         f"train: {{{EVAL_BLEU}, maximize-best-checkpoint-metric: true}}",
         "train: {best-checkpoint-metric: accuracy, report-accuracy: true, maximize-best-checkpoint-metric: true}",
         "train: {best-checkpoint-metric: ppl, patience: 5}",
+        "train: {lr-scheduler: cosine, max-update: 100, warmup-updates: 20, lr-period-updates: 200}",
+        "train: {lr-scheduler: cosine, max-update: 100, warmup-updates: 20, lr-period-updates: 40, lr-shrink: 0.5}",
     ],
 )
 def test_settings_that_can_be_trained_pass(tmp_path, data, one_language, changes):
@@ -119,6 +121,12 @@ REFUSED = [
     (CONFIG, "train: {best-checkpoint-metric: bleu}", "expected one of loss, nll_loss, ppl, which validation report"),
     (CONFIG, f"train: {{{EVAL_BLEU}}}", "but a higher bleu is better: the worst checkpoint would"),
     (CONFIG, "train: {maximize-best-checkpoint-metric: true}", "is true, but a lower loss is better"),
+    (
+        CONFIG,
+        "train: {lr-scheduler: cosine, max-update: 100, warmup-updates: 20, lr-period-updates: 40}",
+        "`train.lr-period-updates` is 40, so the learning rate starts a second cycle at update 60 of 100; set "
+        "train.lr-period-updates: 80 ",
+    ),
     (CONFIG, "average: {last: 9}\ntune: null", "`average.last` asks for 9 checkpoints by update"),
     *(
         (CONFIG, f"{section}: {{{flag}: {setting}}}", f"`{section}.{flag}` is {value}, expected {limit}")
