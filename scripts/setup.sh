@@ -29,7 +29,8 @@ stamp=$venv/.lightconv-setup
 wanted=$( (cat "$root/pyproject.toml"; echo "$torch" "$root"; "$venv/bin/python" -V) | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   echo "installing into $venv (a minute or two; several with a CUDA build of torch)"
-  pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile)
+  pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-compile)
+  [ -t 1 ] || pip+=(--quiet) # in a terminal pip shows what it downloads
   if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))'; then
     # There is no wheel of fairseq. Building it needs torch; in an isolated build, pip would download another one.
     "${pip[@]}" "$torch" "setuptools<81" wheel "cython>=3.0,<4" "numpy>=1.26"
@@ -37,6 +38,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   fi
   # torch in the same command, so that nothing else pulls another build of it first
   "${pip[@]}" "$torch" -e "$root[fairseq,recipes,sweep,export,dev]"
+  echo "installed; compiling the installed Python files"
   # pip would compile on one core; like pip, this skips a file that is written for another Python
   "$venv/bin/python" -W ignore -m compileall -qq -j 0 -x /testing/_internal/ "$venv/lib" || true
   "$venv/bin/python" -P -m lightconv_plugin.info # compiles the operators, and tests them
