@@ -81,11 +81,11 @@ cores=$(nproc) # each process has a CUDA context of half a gigabyte
 workers=("--numprocesses=$((cores < 8 ? cores : 8))" --dist=worksteal)
 bench() { section "$1" "$2" "$python" -m scripts.bench "$3" "--device=$device" "${effort[@]}" "${@:4}"; }
 effort=(--seconds=0.3) train=(--widths=512 --layers=7,6 '--flags=--fp16 --dropout 0.3' --models=transformer,dynamicconv)
-decode=(--sentences=128,32,1) kernels=(--tokens=16384 --length=8,32,512 --kernels=3,31,63)
+decode=(--sentences=128,32,1 --reference) kernels=(--tokens=16384 --length=8,32,512 --kernels=3,31,63)
 ops=(--channels=1024 --heads=16 --tokens=16384) training=(--from=train --seeds=1) wide=(--widths=1024)
 tokens=(4096 16384 3584)
 if [ "$device" = cpu ]; then
-  effort=(--seconds=0.01) train=(--vocab-size=60 '--models=transformer,ours dynamicconv 31') decode=(--sentences=2 --length=3)
+  effort=(--seconds=0.01) train=(--vocab-size=60 '--models=transformer,ours dynamicconv 31') decode=(--sentences=2 --length=3 --reference)
   kernels=(--tokens=16 --channels=64 --length=16 --kernels=31) ops=(--channels=64 --heads=2 --tokens=128 --lengths=16)
   training=(--dry-run --seeds=1) wide=() tokens=(64 64 64)
 fi
@@ -100,7 +100,7 @@ else
   # tests that no GPU has run
   section new 5 "${pytest[@]}" tests/gpu/test_kernels.py tests/gpu/test_captured_search.py \
     tests/gpu/test_captured_training.py "${workers[@]}"
-  bench decode 3 decode "${decode[@]}"
+  bench decode 4 decode "${decode[@]}"
   bench train 2 train "${train[@]}" "--tokens=${tokens[0]}"
   bench train_16384 2 train "${train[@]}" "--tokens=${tokens[1]}"
   bench train_wmt 2 train "${train[@]}" "${wide[@]}" "--tokens=${tokens[2]}"

@@ -67,6 +67,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             add("--cpu-seconds", action="store_true", help=f"{cpu_seconds} (with OMP_NUM_THREADS=1)")
             add("--sentences", type=numbers, default="32,1", help="sentences in a batch; separate several by commas")
             add("--length", type=positive, default=30, help="number of words in each source and each hypothesis")
+            reference = "also time our search with the reference implementations of its operators"
+            add("--reference", action="store_true", help=reference)
         if name == "train":
             add("--tokens", type=positive, default=2048, help="number of words in a batch, including padding")
             add("--flags", default="", help="further flags of fairseq-train, such as --flags=--fp16")

@@ -1,13 +1,16 @@
 """``scripts.bench decode``: the time of one decoding step with reordering of the beams, and of a whole search."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from lightconv_plugin import ops
+from lightconv_plugin.ops import backend
 from scripts.bench import ctranslate2
 from scripts.bench.operators import Shape, fairseq_layer
 from scripts.bench.timing import (
@@ -25,6 +28,8 @@ from scripts.fairseq_io.models import TaskAndModel, translation
 WIDTH, BEAM = 31, 4
 ROWS, CHANNELS = (128, 1024), (512, 1024)  # sizes at which a single step is timed
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
+SEARCH_OPERATORS = ("attend", "step_candidates", "search_step")  # those that only searches use
+BY_REFERENCE = "pla_translation, reference"  # its rows: the search with the reference implementations of these
 
 
 def tables(args: Namespace, device: torch.device) -> Iterator[Iterator[Row]]:
@@ -89,11 +94,29 @@ def fairseq_step(
     return step
 
 
-class Search:
-    """A model and its beam search, in which every hypothesis has ``length`` words."""
+@contextmanager
+def by_reference(operators: Collection[str]) -> Iterator[None]:
+    """Run the reference implementations of these operators within the block."""
+    choose = backend.choose_backend
 
-    def __init__(self, built: TaskAndModel, length: int, device: torch.device, precision: str) -> None:
+    def chosen(operator: str, *arguments: Any) -> str:
+        return "reference" if operator in operators else choose(operator, *arguments)
+
+    with patch.object(backend, "choose_backend", chosen):
+        yield
+
+
+class Search:
+    """A model and its beam search, in which every hypothesis has ``length`` words.
+
+    The operators in ``reference`` run as their reference implementations.
+    """
+
+    def __init__(
+        self, built: TaskAndModel, length: int, device: torch.device, precision: str, reference: Collection[str] = ()
+    ) -> None:
         self.built, self.length, self.device, self.precision = built, length, device, precision
+        self.reference = reference
         built.model.to(device, torch.float16 if precision == "fp16" else torch.float32).eval()
         with products_in(precision, built.args.arch):
             built.model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
@@ -111,7 +134,7 @@ class Search:
         sample = {"id": torch.arange(len(source)), "net_input": on_device}
 
         def search() -> None:
-            with torch.no_grad(), products_in(self.precision, self.built.args.arch):
+            with torch.no_grad(), products_in(self.precision, self.built.args.arch), by_reference(self.reference):
                 for best, *_ in self.generator.generate([self.built.model], sample):
                     assert len(best["tokens"]) == self.length + 1, "all hypotheses must have the same length"
 
@@ -136,11 +159,13 @@ def measure_search(args: Namespace, device: torch.device, precisions: list[str],
     for arch in ("pla_lightconv_iwslt_de_en", "pla_dynamicconv_iwslt_de_en"):
         entries += [(arch, "translation", [], ["fp32"])] if device.type == "cpu" else []
         entries += [(arch, "pla_translation", [], precisions)]
-    searches = {
-        (arch, task, precision): Search(translation(arch, args.vocab_size, flags, task=task), length, device, precision)
-        for arch, task, flags, several in entries
-        for precision in several
-    }
+        entries += [(arch, BY_REFERENCE, [], precisions)] if args.reference else []
+    searches = {}
+    for arch, task, flags, several in entries:
+        for precision in several:
+            model = translation(arch, args.vocab_size, flags, task=task.split(",")[0])
+            reference = SEARCH_OPERATORS if task == BY_REFERENCE else ()
+            searches[arch, task, precision] = Search(model, length, device, precision, reference)
     built = searches[BASELINE].built
     translators = {name: ctranslate2.Translator(built, device, name) for name in peers}
     words = built.task.source_dictionary

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data_prep.common.errors import UserError
+from lightconv_plugin.ops import backend
 from scripts.bench import __main__ as script
 from scripts.bench import ctranslate2, decoding, kernels, operators, timing, training
 from scripts.bench.operators import OURS, Shape, cases
@@ -108,8 +109,11 @@ def test_kernels_are_compared_with_a_copy(monkeypatch):
         assert row["time / a copy's"] == pytest.approx(row["us"] * 1e-6 * 1e9 / (row["MB"] * 1e6))
 
 
-@pytest.mark.parametrize(("int8_reason", "searches_in_all"), [(None, 11), ("it is too old", 9)])
-def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, searches_in_all, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("int8_reason", "options", "searches_in_all"),
+    [(None, [], 11), ("it is too old", [], 9), (None, ["--reference"], 17)],
+)
+def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, options, searches_in_all, monkeypatch, capsys):
     sizes = ("layers=1", "embed-dim=32", "ffn-embed-dim=32")
 
     def small(arch: str, vocab_size: int, flags: list[str], **task: str) -> Any:
@@ -122,7 +126,7 @@ def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, searches_in_
     monkeypatch.setattr(decoding, "CHANNELS", (64,))
     monkeypatch.setattr(timing, "processor_reasons", lambda: {"bf16": None, "int8": int8_reason})
     monkeypatch.setattr(ctranslate2, "compute_types", lambda device: [])
-    args = script.parse(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01"])
+    args = script.parse(["decode", "--vocab-size=40", "--sentences=2", "--length=3", "--seconds=0.01", *options])
     load_plugin()
     steps, searches = map(records, decoding.tables(args, CPU))
     assert (len(steps), len(searches)) == (4, searches_in_all)
@@ -131,10 +135,20 @@ def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, searches_in_
     assert {(row["task"], row["made by"]) for row in searches} == {
         ("translation", "fairseq"),
         ("pla_translation", "kernels"),
+        *([(decoding.BY_REFERENCE, "kernels")] if options else []),
     }
     for row in searches:  # two sentences of three words and an end symbol
         assert row["ms a token"] == pytest.approx(1e3 * 2 / row["sentences/s"] / 4)
         assert row["to fairseq's transformer"] == pytest.approx(row["sentences/s"] / speeds[decoding.BASELINE])
+
+
+def test_the_library_is_passed_over_for_the_named_operators_only():
+    x = torch.randn(1, 4, 64)
+    with torch.no_grad(), decoding.by_reference(decoding.SEARCH_OPERATORS):
+        assert not backend.takes("attend", x)
+        assert backend.takes("conv_step", x)
+    with torch.no_grad():
+        assert all(backend.takes(operator, x) for operator in decoding.SEARCH_OPERATORS)
 
 
 def test_both_precisions_take_turns(monkeypatch):
