@@ -21,7 +21,7 @@ from data_prep.common.command import argument_parser, run_command
 from data_prep.common.errors import UserError
 from data_prep.common.outputs import atomic_file, check_writable
 from scripts.compare.page import as_markdown, as_text, claims, speed_table, table
-from scripts.compare.plan import Comparison, Run, read_comparison, read_folders, read_run
+from scripts.compare.plan import Comparison, Run, changed_since, read_comparison, read_folders, read_run
 from scripts.reproduce import __main__ as reproduce
 from scripts.tables.cells import write_csv, write_latex
 from scripts.tables.records import read_record
@@ -92,8 +92,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         about = comparison.about
         if arguments.run:
             failed = run_all(comparison, arguments.work, options, arguments.seeds.split(",") if arguments.seeds else [])
-        read = [read_run(model, comparison.config(model), arguments.work) for model in comparison.models]
-        runs = [run for run in read if run is not None]
+        runs = []
+        for model in comparison.models:
+            config = comparison.config(model)
+            if run := read_run(model, config, arguments.work):
+                runs.append(run)
+            else:
+                for sentence in changed_since(config, arguments.work):
+                    print(sentence, file=sys.stderr, flush=True)
         if not runs:
             raise UserError(f"no model of {file} has been run in {arguments.work[0]}; add --run")
         by_name = {run.name: run for run in runs}

@@ -1,7 +1,7 @@
 """Page of a comparison: claims with verdicts, tables of scores and speeds, the settings in which the runs differ."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from data_prep.common.errors import UserError
@@ -13,7 +13,7 @@ from scripts.fairseq_io.models import load_plugin, training_arguments
 from scripts.scoring.score_names import KEYS, LOWER_IS_BETTER, NAMES
 from scripts.scoring.selection import over
 from scripts.tables.cells import EMPTY, Cell, Column, Number, as_grid, over_seeds
-from scripts.tables.records import best_seed, lookup, metric, number, training_costs
+from scripts.tables.records import best_seed, flat, lookup, metric, number, training_costs
 
 NOT_RUN = "not run"
 # parts of a record that may explain a difference between runs, besides their configurations
@@ -174,7 +174,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 def _settings(run: Run) -> dict[str, str]:
     parts = [("", run.record["config"]), ("tuned", lookup(best_seed(run.record), "tuned"))]
     parts += [(part, lookup(run.record, part)) for part in _CIRCUMSTANCES]
-    return {name: _text(value) for part in parts for name, value in _flat(*part) if value is not None}
+    return {name: _text(value) for part in parts for name, value in flat(*part) if value is not None}
 
 
 def _differ(name: str, settings: Mapping[str, Mapping[str, str]]) -> bool:
@@ -204,14 +204,6 @@ def _parsed(run: Run, names: Sequence[str], settings: Mapping[str, str]) -> dict
     values = {name: arguments.get(name.removeprefix("train.").replace("-", "_")) for name in names}
     unparsed = {name: value for name, value in settings.items() if name not in values}
     return unparsed | {name: _text(value) for name, value in values.items() if value is not None}
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), inner)
-    else:
-        yield name, value
 
 
 def _text(value: Any) -> str:

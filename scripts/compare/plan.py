@@ -12,7 +12,7 @@ Of a run, only record.json is read. It has the scores, and for each line of the 
 computed from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from scripts.scoring.metrics import measures
 from scripts.scoring.score_names import COMPARED
 from scripts.scoring.selection import summarise
 from scripts.scoring.significance import MetricOfCounts
-from scripts.tables.records import lookup, metric, read_record
+from scripts.tables.records import flat, lookup, metric, read_record
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,18 @@ def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
         if record and record["config"] == config.merged():
             joined = {**record, **joined, "seeds": {**record["seeds"], **joined.get("seeds", {})}}
     return Run(name, joined | summarise(config.metric, joined["seeds"])) if joined else None
+
+
+def changed_since(config: Config, works: Sequence[Path]) -> Iterator[str]:
+    """Yield a sentence for each record that ``read_run`` ignores, with a setting that the configuration has changed."""
+    now = dict(flat("", config.merged()))
+    for path in (work / config.dataset_name / config.name / "record.json" for work in works):
+        if not path.exists():
+            continue
+        then = dict(flat("", read_record(path)["config"]))
+        for key in [key for key in then | now if then.get(key) != now.get(key)][:1]:
+            was, is_now = then.get(key, "not set"), now.get(key, "not set")
+            yield f"{path} is ignored: its `{key}` was {was}, and is {is_now} in {config.path}"
 
 
 def read_folders(folders: Sequence[Path]) -> dict[str, Path]:

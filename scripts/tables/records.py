@@ -1,6 +1,6 @@
 """Run records as rows of one table, for any mix of datasets, and the signatures of their scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,15 @@ def lookup(record: Mapping[str, Any] | None, path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested mapping with their dotted paths; ``name`` is the path of ``value`` itself."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flat(f"{name}.{key}" if name else str(key), inner)
+    else:
+        yield name, value
 
 
 def diverged_after(record: Mapping[str, Any] | None) -> int | None:

@@ -26,7 +26,7 @@ from scripts.compare.intervals import (
     pooled,
 )
 from scripts.compare.page import as_text, claims, differences, table
-from scripts.compare.plan import Run, read_comparison, read_folders, read_run
+from scripts.compare.plan import Run, changed_since, read_comparison, read_folders, read_run
 from scripts.scoring.metrics import measures
 from scripts.scoring.significance import MetricOfCounts, counts, standard_error
 from scripts.tables.cells import as_grid
@@ -208,6 +208,9 @@ def test_records_in_several_folders_are_joined_and_those_of_other_settings_are_l
     assert joined.record["summary"]["test"]["sacrebleu"]["n"] == 2
     write(place / "loan", elsewhere | {"model": "base", "config": config.merged() | {"tune": {"last": [1]}}})
     assert read_run("base", config, [place / "loan"]) is None
+    (sentence,) = changed_since(config, [place / "work", place / "loan"])
+    record_of_loan, file = place / "loan/debian_en_de/base/record.json", place / "base.yaml"
+    assert sentence == f"{record_of_loan} is ignored: its `tune.last` was [1], and is not set in {file}"
 
 
 @pytest.fixture
