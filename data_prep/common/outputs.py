@@ -198,9 +198,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             os.replace(path, old)
         os.replace(partial, path)
-        remove(old)
-    finally:
+    except BaseException:  # after the renaming, a folder of that name would be another process's
         remove(partial)
+        raise
+    remove(old)
 
 
 def work_folder(path: Path, made_from: Any) -> Path:

@@ -30,7 +30,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             os.replace(partial, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                partial.unlink()
+                if os.path.samestat(os.stat(partial), os.fstat(file.fileno())):  # otherwise it is another process's
+                    partial.unlink()
             raise
     _sync_folder(path.parent)
 

@@ -52,6 +52,15 @@ def test_a_file_that_cannot_be_opened_stays(tmp_path):
     assert partial.is_symlink()
 
 
+def test_a_temporary_file_of_another_process_stays(tmp_path):
+    path, partial = tmp_path / "file", tmp_path / ".file.lightconv"
+    with pytest.raises(KeyboardInterrupt), whole_file(path):  # noqa: PT012
+        partial.unlink()
+        partial.write_bytes(b"another's")
+        raise KeyboardInterrupt
+    assert partial.read_bytes() == b"another's"
+
+
 def test_a_folder_appears_when_the_block_ends(tmp_path):
     path, partial = tmp_path / "new" / "folder", tmp_path / "new" / ".folder.lightconv"
     partial.mkdir(parents=True)
