@@ -8,6 +8,7 @@ import argparse
 import itertools
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -104,4 +105,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the process without a traceback
     main()

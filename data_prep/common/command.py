@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable
 
@@ -36,8 +38,18 @@ def in_words(error: OSError) -> str:
     return f"{error.strerror} ({error.filename}); nothing was written under its final name"
 
 
+def _nobody_reads() -> bool:
+    """Return True if the standard output is a pipe that its reader has closed, as `| head` does."""
+    output = select.poll()
+    output.register(1, 0)  # errors are always reported
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command's ``main``; a UserError or a full disk ends the process with one sentence, not a traceback."""
+    """Run a command's ``main``; a UserError or a full disk ends the process with one sentence, not a traceback.
+
+    If the reader of the output has closed it, the process ends without a sentence.
+    """
     print_any_letter()
     try:
         main()
@@ -45,8 +57,9 @@ def run_command(main: Callable[[], None]) -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
+        unread = isinstance(error, BrokenPipeError) and _nobody_reads()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try to print the buffered rest again at exit
-        sys.exit(f"error: {in_words(error)}")
+        sys.exit(128 + signal.SIGPIPE if unread else f"error: {in_words(error)}")  # the status of this signal in shells
     except KeyboardInterrupt as error:
         say_in_words(type(error), error, None)
         sys.exit(130)  # the status of an interrupted program in shells

@@ -9,6 +9,7 @@ linear layers are rounded to 8 bits, and in each step also their inputs; scores 
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -149,4 +150,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the process without a traceback
     main()

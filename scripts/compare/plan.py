@@ -139,24 +139,30 @@ class Run:
 def read_run(name: str, config: Config, works: Sequence[Path]) -> Run | None:
     """Join the records of a configuration in several work folders; a seed is taken from the first folder that has it.
 
-    Returns None if no folder has a record with these settings.
+    Returns None if no folder has a record with these settings. A configuration may get more seeds: the list of its
+    seeds is not compared.
     """
     joined: dict[str, Any] = {}
     for work in works:
         path = work / config.dataset_name / config.name / "record.json"
         record = read_record(path) if path.exists() else None
-        if record and record["config"] == config.merged():
-            joined = {**record, **joined, "seeds": {**record["seeds"], **joined.get("seeds", {})}}
+        if record and _without_seeds(record["config"]) == _without_seeds(config.merged()):
+            seeds = {**record["seeds"], **joined.get("seeds", {})}
+            joined = {**record, **joined, "config": config.merged(), "seeds": seeds}
     return Run(name, joined | summarise(config.metric, joined["seeds"])) if joined else None
+
+
+def _without_seeds(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "seeds"}
 
 
 def changed_since(config: Config, works: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence for each record that ``read_run`` ignores, with a setting that the configuration has changed."""
-    now = dict(flat("", config.merged()))
+    now = dict(flat("", _without_seeds(config.merged())))
     for path in (work / config.dataset_name / config.name / "record.json" for work in works):
         if not path.exists():
             continue
-        then = dict(flat("", read_record(path)["config"]))
+        then = dict(flat("", _without_seeds(read_record(path)["config"])))
         for key in [key for key in then | now if then.get(key) != now.get(key)][:1]:
             was, is_now = then.get(key, "not set"), now.get(key, "not set")
             yield f"{path} is ignored: its `{key}` was {was}, and is {is_now} in {config.path}"

@@ -242,7 +242,8 @@ def test_the_current_folder_shadows_nothing(tmp_path):
     ("body", "redirect", "environment", "expected"),
     [
         ("print('x' * 100_000)", "> /dev/full", {}, (1, b"", b"error: No space left on device\n")),
-        ("print('x', flush=True); print('y' * 1_000_000)", "| head -n 1", {}, (0, b"x\n", b"error: Broken pipe\n")),
+        ("print('x', flush=True); print('y' * 1_000_000)", "| head -n 1", {}, (0, b"x\n", b"")),
+        ("raise BrokenPipeError(32, 'Broken pipe')", "| cat", {}, (0, b"", b"error: Broken pipe\n")),
         ("print('±'); print('…', file=sys.stderr)", "1", LOCALE, (0, b"\\xb1\n", b"\\u2026\n")),
         ("print('± …')", "1", {"PYTHONIOENCODING": "latin-1"}, (0, b"\xb1 \\u2026\n", b"")),
         ("print(sys.argv[1])", "$'a\\xff'", {}, (0, b"a\\udcff\n", b"")),

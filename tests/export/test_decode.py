@@ -1,7 +1,9 @@
 """decode.py, the search without torch that is part of an export, is compared with fairseq's search and ours."""
 
 import random
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -80,15 +82,24 @@ def test_a_beam_or_length_of_0_is_refused(flag, monkeypatch, capsys):
     assert f"error: {flag} is 0, expected a whole number from 1 on" in capsys.readouterr().err
 
 
-def run_alone(exported: Path, *options: str, lines: list[str]) -> subprocess.CompletedProcess:
-    """Run an export's decode.py in a process that can import neither torch nor fairseq."""
+def run_alone(
+    exported: Path, *options: str, lines: list[str], reader: list[str] | None = None
+) -> subprocess.CompletedProcess:
+    """Run an export's decode.py in a process that can import neither torch nor fairseq; ``reader`` gets its output."""
     argv = ["decode.py", "--beam", "2", "--max-len-b", str(LONGEST), *options]
     code = (
         "import runpy, sys; sys.modules['torch'] = sys.modules['fairseq'] = None; "
         f"sys.argv = {argv!r}; runpy.run_path({str(exported / 'decode.py')!r}, run_name='__main__')"
     )
-    text = "".join(f"{line}\n" for line in lines)
-    return subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True, cwd=exported)
+    text, command = "".join(f"{line}\n" for line in lines), [sys.executable, "-c", code]
+    if reader is not None:
+        command = ["bash", "-o", "pipefail", "-c", f"{shlex.join(command)} | {shlex.join(reader)}"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, cwd=exported)
+
+
+def test_it_ends_without_a_traceback_when_nobody_reads_on(exported):
+    process = run_alone(exported, lines=LINES * 50, reader=["head", "-n", "1"])
+    assert (process.returncode, process.stdout.count("\n"), process.stderr) == (128 + signal.SIGPIPE, 1, "")
 
 
 def test_the_files_of_an_export(exported):

@@ -1,6 +1,7 @@
 """``python -m lightconv_plugin.info``: when all works, without a compiler, and with a backend that computes wrongly."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -22,6 +23,12 @@ info.main([])
 
 def run(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", CODE], env=os.environ | environment, capture_output=True, text=True)
+
+
+def test_it_ends_without_a_traceback_when_nobody_reads_on():
+    command = f"{sys.executable} -m lightconv_plugin.info | head -n 1"
+    process = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_vectors_are_no_wider_than_torchs():

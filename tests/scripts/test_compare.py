@@ -201,12 +201,14 @@ def test_records_in_several_folders_are_joined_and_those_of_other_settings_are_l
     config = read_comparison(place / "cats.yaml").config("base")
     elsewhere = json.loads((place / "work" / "debian_en_de" / "good" / "record.json").read_text())
     elsewhere["seeds"] = {"2": elsewhere["seeds"]["2"], "1": {**elsewhere["seeds"]["1"], "test": None}}
-    write(place / "loan", elsewhere | {"model": "base"})
+    settings = config.merged()
+    write(place / "loan", elsewhere | {"model": "base", "config": settings | {"seeds": [2]}})
     joined = read_run("base", config, [place / "work", place / "loan"])
     assert joined is not None
     assert len(joined.scored) == 2
     assert joined.record["summary"]["test"]["sacrebleu"]["n"] == 2
-    write(place / "loan", elsewhere | {"model": "base", "config": config.merged() | {"tune": {"last": [1]}}})
+    assert joined.record["config"] == settings
+    write(place / "loan", elsewhere | {"model": "base", "config": settings | {"seeds": [2], "tune": {"last": [1]}}})
     assert read_run("base", config, [place / "loan"]) is None
     (sentence,) = changed_since(config, [place / "work", place / "loan"])
     record_of_loan, file = place / "loan/debian_en_de/base/record.json", place / "base.yaml"
