@@ -14,6 +14,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
+from lightconv_plugin.models import decoder_step
 from lightconv_plugin.models.config import LightConvConfig
 from lightconv_plugin.models.hub import PluginModel
 from lightconv_plugin.models.layers import DecoderBlock, EncoderBlock
@@ -21,6 +22,7 @@ from lightconv_plugin.models.resolve import check_bands, resolve
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import AverageAttention, ConvModule, Dropout, IncrementalState
 from lightconv_plugin.modules.linear import apply_linear, is_plain, modules_of, with_packed_weights
+from lightconv_plugin.modules.window import OwnEntry
 
 
 class LightConvEncoder(TransformerEncoderBase):
@@ -76,8 +78,11 @@ class LightConvEncoder(TransformerEncoderBase):
         }
 
 
-class LightConvDecoder(TransformerDecoderBase):
-    """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width."""
+class LightConvDecoder(OwnEntry, TransformerDecoderBase):
+    """Decoder of ``cfg.decoder.layers`` blocks; the i-th has the i-th kernel width.
+
+    Its own entry in an incremental state is that of ``decoder_step``.
+    """
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, no_encoder_attn: bool = False) -> None:
         if cfg.adaptive_softmax_cutoff:
@@ -107,11 +112,50 @@ class LightConvDecoder(TransformerDecoderBase):
 
     # ---- for searches, which decode step by step ----
 
+    def extract_features_scriptable(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None,
+        incremental_state: IncrementalState | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> tuple[Tensor, dict[str, list[Any]]]:
+        """Compute the features as fairseq does, in incremental decoding by one operator for all blocks if possible.
+
+        Args:
+            prev_output_tokens: (B, T); in incremental decoding the last one is new.
+            encoder_out, arguments, options: as fairseq's.
+            incremental_state: the state after the previous step; None for whole sequences.
+
+        Returns:
+            The features (B, T, C), or (B, 1, C) in incremental decoding, and fairseq's dictionary.
+        """
+        if incremental_state is not None and decoder_step.may_step(self, incremental_state):
+            positions: Tensor | None = None
+            if self.embed_positions is not None:
+                positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)[:, -1:]
+            x = self.dropout_module(self.embed(prev_output_tokens[:, -1:], positions)).transpose(0, 1)
+            out = decoder_step.step(self, x, incremental_state)
+            if out is not None:
+                return self._features(out), {"attn": [None], "inner_states": [x, out]}
+        features, extra = super().extract_features_scriptable(
+            prev_output_tokens, encoder_out, incremental_state, *arguments, **options
+        )
+        if incremental_state is not None and self.get_incremental_state(incremental_state) is None:
+            decoder_step.begin(self, extra["inner_states"][0], incremental_state)
+        return features, extra
+
+    def _features(self, x: Tensor) -> Tensor:
+        """Return the features (N, T, C) from the output of the last block (T, N, C)."""
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = x.transpose(0, 1)
+        return x if self.project_out_dim is None else self.project_out_dim(x)
+
     @property
     def stateful(self) -> list[Any]:
-        """The decoder's modules that have an entry in the incremental state."""
-        parts = dict.fromkeys(modules_of(self)[1:])
-        return [part for part in parts if hasattr(type(part), "reorder_incremental_state")]
+        """The decoder and its modules that have an entry in the incremental state."""
+        return [part for part in dict.fromkeys(modules_of(self)) if hasattr(type(part), "reorder_incremental_state")]
 
     def reserve_positions(self, count: int) -> None:
         """Compute sinusoidal embeddings of ``count`` positions. The number of learned embeddings does not change."""
@@ -159,16 +203,16 @@ class LightConvDecoder(TransformerDecoderBase):
             if newest.ndim == 2:
                 position = position + torch.arange(newest.shape[1], device=position.device)
             positions = table[self.padding_idx + 1 :].index_select(0, position)
+        decoder_step.give_back(self, incremental_state)  # after steps of ``forward``
         x = self.dropout_module(self.embed(tokens, positions)).transpose(0, 1)  # (N, T, C) to (T, N, C)
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]
-        if self.layer_norm is not None:
-            x = self.layer_norm(x)
-        x = x.transpose(0, 1)
-        if self.project_out_dim is not None:
-            x = self.project_out_dim(x)
-        logits = self.output_layer(x)
+        logits = self.output_layer(self._features(x))
         return logits.squeeze(1) if newest.ndim == 1 else logits
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
+        """Reorder the beams in the decoder's own entry of the state; its modules have entries of their own."""
+        decoder_step.reorder(self, incremental_state, new_order)
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Reorder the beams: hypothesis b gets the history of hypothesis new_order[b]."""
@@ -218,7 +262,10 @@ class LightConvModel(PluginModel, TransformerModelBase):
 
     def for_search(self) -> tuple[Any, Any]:
         """Return encoder and decoder for a search; on a CPU, copies whose linear layers have packed weights."""
-        return with_packed_weights(self.encoder), with_packed_weights(self.decoder)
+        decoder = with_packed_weights(self.decoder)
+        for block in {*decoder.layers} - {*self.decoder.layers}:  # copies
+            block.need_attn = False  # hypotheses of a search have no attention
+        return with_packed_weights(self.encoder), decoder
 
     def graph_refusal(self) -> str | None:
         """Return the part of the model that a captured graph of a decoding step does not support, in words, or None."""

@@ -9,12 +9,10 @@ from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
-from lightconv_plugin.models import block_step
 from lightconv_plugin.models.mixers import build_mixer
 from lightconv_plugin.models.source_attention import SourceAttention
 from lightconv_plugin.modules import Dropout, IncrementalState
 from lightconv_plugin.modules.linear import apply_linear, is_plain, linear
-from lightconv_plugin.modules.window import OwnEntry
 
 
 class Residual(nn.Module):
@@ -69,9 +67,6 @@ class FeedForward(nn.Module):
         return apply_linear(self.fc2, self.dropout(apply_linear(self.fc1, x, self.activation)))
 
 
-KINDS = block_step.PARTS | dict.fromkeys(block_step.RESIDUALS, (Residual,)) | {"ffn": (FeedForward,)}
-
-
 class Block(nn.Module):
     """The parts that encoder and decoder blocks share: the mixer and the feed-forward network."""
 
@@ -105,7 +100,7 @@ class EncoderBlock(Block):
         """Do nothing: there is nothing to upgrade. fairseq's encoder calls this for every layer."""
 
 
-class DecoderBlock(OwnEntry, Block):
+class DecoderBlock(Block):
     """Causal mixer, source-target attention (not in a language model) and feed-forward network."""
 
     def __init__(self, cfg: Any, kernel_size: int, *, no_encoder_attn: bool = False) -> None:
@@ -149,10 +144,6 @@ class DecoderBlock(OwnEntry, Block):
             (T, B, C); the attention's weights, (B, T, S) or (H, B, T, S), or None; None.
         """
         need_attn, need_head_weights = need_attn and self.need_attn, need_head_weights and self.need_attn
-        if incremental_state is not None:
-            stepped = block_step.step(self, KINDS, x, incremental_state, need_attn or need_head_weights)
-            if stepped is not None:  # one operator has computed the whole block
-                return stepped, None, None
         mixer_input = self.mixer_residual.sublayer_input(x)
         x = self.mixer_residual(x, self.mixer(mixer_input, incremental_state=incremental_state))
         attn = None

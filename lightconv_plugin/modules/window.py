@@ -135,6 +135,10 @@ class OwnEntry:
         """Store this module's entry for the next step."""
         incremental_state[self._state_key] = entry
 
+    def drop_incremental_state(self, incremental_state: IncrementalState) -> None:
+        """Remove this module's entry, as before the first step."""
+        incremental_state.pop(self._state_key, None)
+
 
 class StepByStep(OwnEntry, nn.Module):
     """A module that can decode incrementally: a call with a state passes one or more new positions.

@@ -24,7 +24,7 @@ from lightconv_plugin.ops.fused.decode import (
     BlockWeights,
     attend,
     attend_with_weights,
-    decoder_block,
+    decoder_step,
     search_step,
     step_candidates,
 )
@@ -51,7 +51,7 @@ __all__ = [
     "bf16_units",
     "choose_backend",
     "conv_step",
-    "decoder_block",
+    "decoder_step",
     "dropout",
     "dynamic_conv",
     "glu_mask",

@@ -87,7 +87,7 @@ OPERATORS = {
     "pack_weight": Operator(types=(torch.float32,), contiguous=True, replaces="packed"),
     "packed_linear": Operator(types=(torch.float32,), replaces="packed"),
     "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, replaces="bf16"),
-    "decoder_block": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
+    "decoder_step": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
 }
 
 

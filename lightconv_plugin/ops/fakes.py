@@ -57,7 +57,7 @@ def residual_norm_backward(grad: Tensor, z: Tensor, weight: Tensor, stats: Tenso
 
 
 FAKES: dict[str, Callable[..., object]] = {
-    **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_block"), lambda x, *_: like(x)),
+    **dict.fromkeys(("conv_step", "dropout", "attend", "decoder_step"), lambda x, *_: like(x)),
     **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), lambda _, x, *__: like(x)),
     **dict.fromkeys(("light_conv", "dynamic_conv"), lambda x, *_: in_order_of(x, x)),
     **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),

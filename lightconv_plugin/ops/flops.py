@@ -57,32 +57,14 @@ def packed_linear(x: Shape, packed: Shape, bias: Shape | None, out: int, *_: Any
     return 2 * prod(x) * out
 
 
-def decoder_block(
+def decoder_step(
     x: Shape,
-    in_weight: Shape,
-    in_bias: Shape,
-    kernel: Shape,
-    out_weight: Shape,
-    out_bias: Shape,
-    mixer_norm_weight: Shape,
-    mixer_norm_bias: Shape,
-    query_weight: Shape,
-    query_bias: Shape,
-    attended_weight: Shape,
-    attended_bias: Shape,
-    attention_norm_weight: Shape,
-    attention_norm_bias: Shape,
-    first_weight: Shape,
-    first_bias: Shape,
-    second_weight: Shape,
-    second_bias: Shape,
-    ffn_norm_weight: Shape,
-    ffn_norm_bias: Shape,
-    ring: Shape,
+    weights: Sequence[Shape],
+    rings: Sequence[Shape],
     ancestors: Shape,
     position: Shape,
-    keys: Shape,
-    values: Shape,
+    keys: Sequence[Shape],
+    values: Sequence[Shape],
     padding: Shape | None,
     sentence: Shape,
     conv_heads: int,
@@ -92,22 +74,29 @@ def decoder_block(
     *_: Any,
     **__: Any,
 ) -> int:
-    """Count the block's linear layers, its convolution and its attention for N hypotheses (1, N, C).
+    """Count the linear layers, convolutions and attentions of all blocks for N hypotheses (1, N, C).
 
     The width of a linear layer is read from its bias, since its weight may be packed.
     """
-    width, _rows, channels = ring
-    products = channels * (width + (conv_heads * width if dynamic else 0))
-    for inputs, bias in (
-        (x, in_bias),
-        (ring, out_bias),
-        (x, query_bias),
-        (query_bias, attended_bias),
-        (x, first_bias),
-        (first_bias, second_bias),
-    ):
-        products += inputs[-1] * bias[0]
-    return 2 * x[1] * products + attend((1, x[1], query_bias[0]), keys)
+    from lightconv_plugin.ops.fused.decode import BlockWeights  # it imports the library, which imports this module
+
+    names = BlockWeights._fields
+    blocks = [dict(zip(names, weights[i : i + len(names)], strict=True)) for i in range(0, len(weights), len(names))]
+    total = 0
+    for block, ring, source in zip(blocks, rings, keys, strict=True):
+        width, _rows, channels = ring
+        products = channels * (width + (conv_heads * width if dynamic else 0))
+        for inputs, bias in (
+            (x, block["in_bias"]),
+            (ring, block["out_bias"]),
+            (x, block["query_bias"]),
+            (block["query_bias"], block["attended_bias"]),
+            (x, block["first_bias"]),
+            (block["first_bias"], block["second_bias"]),
+        ):
+            products += inputs[-1] * bias[0]
+        total += 2 * x[1] * products + attend((1, x[1], block["query_bias"][0]), source)
+    return total
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
@@ -120,7 +109,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "bf16_linear": linear,
     "bf16_linear_backward": linear_backward,
     "attend": attend,
-    "decoder_block": decoder_block,
+    "decoder_step": decoder_step,
 }
 
 

@@ -129,7 +129,7 @@ def test_the_search_scores_what_the_changed_model_does(name, monkeypatch):
     for layer, path in ((layer, path) for layer in built.decoder.layers for path in paths):
         if isinstance(replacement := change(layer.get_submodule(path)), nn.Module):
             layer.set_submodule(path, replacement)
-    with mock.patch.object(ops, "decoder_block", wraps=ops.decoder_block) as operator:
+    with mock.patch.object(ops, "decoder_step", wraps=ops.decoder_step) as operator:
         check(built)
     assert operator.called == (name == "plain again")
 

@@ -31,7 +31,7 @@ EXPECTED: dict[str, list[int]] = {
     "bf16_linear": [2 * T * B * C * V, 2 * B * C * V],
     "bf16_linear_backward": [4 * T * C * V, 2 * T * C * V, 2 * T * C * V],
     "attend": [4 * B * T * C] * 2,
-    "decoder_block": [2 * B * (BLOCK + C * K + 2 * T * C), 2 * B * (BLOCK + H * K * C + C * K + 2 * T * C)],
+    "decoder_step": [4 * B * (BLOCK + C * K + 2 * T * C), 4 * B * (BLOCK + H * K * C + C * K + 2 * T * C)],
 }
 
 

@@ -77,10 +77,13 @@ def weights(dynamic: bool) -> ops.BlockWeights:
     return ops.BlockWeights(**{name: draw(*shapes.get(name, (C,))) for name in ops.BlockWeights._fields})
 
 
-def block(dynamic: bool) -> tuple[Any, ...]:
-    """Arguments of a decoder's block of width C with a GLU."""
-    source = draw(2, T, C), draw(2, T, C), None, torch.tensor([0, 0, 1])
-    return (draw(1, B, C), *weights(dynamic), *state(K, C), *source, H, 2, True, dynamic, not dynamic, 1e-5)
+def blocks(dynamic: bool) -> tuple[Any, ...]:
+    """Arguments of a decoder of two blocks of width C with a GLU."""
+    ring, ancestors, position = state(K, C)
+    history = [ring, ring.clone()], torch.cat([ancestors, ancestors]), position
+    source = [draw(2, T, C), draw(2, T, C)], [draw(2, T, C), draw(2, T, C)], None, torch.tensor([0, 0, 1])
+    both = [*weights(dynamic), *weights(dynamic)]
+    return draw(1, B, C), both, *history, *source, H, 2, True, dynamic, not dynamic, 1e-5
 
 
 def loss() -> tuple[Tensor, Tensor, int]:
@@ -143,7 +146,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         (draw(T, V), draw(T, C), draw(V, C), *need)
         for need in ((True, True, True), (True, False, False), (False, True, False))
     ],
-    "decoder_block": lambda: [block(dynamic=False), block(dynamic=True)],
+    "decoder_step": lambda: [blocks(dynamic=False), blocks(dynamic=True)],
 }
 
 

@@ -86,8 +86,8 @@ def equal(captured: Training, fairseqs: Training, tolerance: float) -> None:
         mine.pop("by_graphs", None)
         assert mine == pytest.approx(theirs, rel=tolerance, abs=2 * tolerance)
     for name, tensor in fairseqs.state["model"].items():
-        # The same number added to all keys of a query changes no softmax. So the gradient of the keys' bias is 0 but for
-        # rounding, and each of the 8 updates moves it by up to the learning rate, 0.001 in 16 bits, in any direction.
+        # The same number added to all keys of a query changes no softmax. So the gradient of the keys' bias is 0 except
+        # for rounding, and each of the 8 updates moves it by up to the learning rate (0.001 in 16 bits) at random.
         within = max(tolerance, 2 * 8 * 0.001) if name.endswith("k_proj.bias") and tolerance > 1e-3 else tolerance
         if not name.endswith("_float_tensor"):  # which fairseq does not initialise
             torch.testing.assert_close(captured.state["model"][name], tensor, rtol=0, atol=within, msg=name)

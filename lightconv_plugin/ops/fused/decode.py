@@ -4,6 +4,7 @@ The library's operators record no gradients. Where gradients are needed, the ref
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +57,7 @@ def attend_with_weights(
 
 
 class BlockWeights(NamedTuple):
-    """Weights of a decoder's block, by the names of the arguments of the operator ``decoder_block``.
+    """Weights of a decoder's block, in the order in which the operator ``decoder_step`` expects them.
 
     Weights of linear layers are (out, in), or packed by ``pack_weight``.
 
@@ -94,11 +95,10 @@ class BlockWeights(NamedTuple):
     ffn_norm_bias: Tensor
 
 
-def decoder_block(
+def decoder_step(
     x: Tensor,
-    weights: BlockWeights,
-    inputs: dict[str, Tensor],
-    source: dict[str, Any],
+    weights: Sequence[Tensor],
+    state: Mapping[str, Any],
     *,
     conv_heads: int,
     heads: int,
@@ -107,30 +107,32 @@ def decoder_block(
     norm_first: bool,
     eps: float,
 ) -> Tensor:
-    """Compute one position of a decoder's block (section 5.1): convolution, attention to the source, feed-forward.
+    """Compute one position of a decoder's blocks (section 5.1): convolution, attention to the source, feed-forward.
 
-    ``models.layers.DecoderBlock`` is the reference implementation. Call this function only if ``ops.takes`` returns
-    True for "decoder_block".
+    ``models.layers.DecoderBlock`` is the reference implementation of a block. Call this function only if ``ops.takes``
+    returns True for "decoder_step".
 
     Args:
-        x: (1, N, C).
-        weights: of the block.
-        inputs: the convolution's state, as returned by ``conv_step`` of the native backend; changed in place.
-        source: keys and values (sentences, S, C), padding (sentences, S) or None, sentence (N,), as for ``attend``.
-        conv_heads: number of heads of the convolution, H.
-        heads: number of heads of the attention.
-        gated: the linear layer before the convolution has 2C' outputs, for a GLU.
+        x: (1, N, C), the input of the first block.
+        weights: the ``BlockWeights`` of each block, one after the other.
+        state: the tensors ``rings`` (K, M, C') of the convolutions, and for all of them together the table
+            ``ancestors`` (sum of K, N) and ``position`` (1,), as ``ops.state`` describes them; these are changed in
+            place. ``keys`` and ``values`` (sentences, S, C) for each block, ``padding`` (sentences, S) or None, and
+            ``sentence`` (N,), as for ``attend``.
+        conv_heads: number of heads of a convolution, H.
+        heads: number of heads of an attention.
+        gated: the linear layer before a convolution has 2C' outputs, for a GLU.
         dynamic: the kernels are predicted from the convolution's input.
-        norm_first: apply layer norm before each of the three parts; otherwise after each residual sum.
+        norm_first: apply layer norm before each part of a block; otherwise after each residual sum.
         eps: of the layer norms.
 
     Returns:
-        (1, N, C).
+        (1, N, C), the output of the last block.
     """
-    state = (inputs[name] for name in ("ring", "ancestors", "position"))
-    attended = (source[name] for name in ("keys", "values", "padding", "sentence"))
+    convolved = (state[name] for name in ("rings", "ancestors", "position"))
+    attended = (state[name] for name in ("keys", "values", "padding", "sentence"))
     options = (conv_heads, heads, gated, dynamic, norm_first, eps)
-    return torch.ops.lightconv.decoder_block(x, *weights, *state, *attended, *options)
+    return torch.ops.lightconv.decoder_step(x, weights, *convolved, *attended, *options)
 
 
 def step_candidates(

@@ -19,18 +19,21 @@ inline void check_dropping(const char* operator_name, double p, const std::optio
                   operator_name, " > 0 needs a seed, a tensor of one int64");
 }
 
-// Checks a decoder's past inputs: ring (K, M, C), ancestors (K, N), position (1,). Returns M.
-inline int64_t check_ring(const Tensor& ring, const Tensor& ancestors, const Tensor& position, int64_t N, int64_t C,
-                          int64_t K, ScalarType type) {
-  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == K && ring.size(1) >= N && ring.size(2) == C &&
-                      ring.scalar_type() == type && ring.is_contiguous(),
-                  "conv_step: expected ring (K, M, C), M >= N, contiguous, of the type of x and weight");
-  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == K && ancestors.size(1) == N &&
+// Checks a decoder's past inputs, ring (K, M, C). Returns M.
+inline int64_t check_ring(const Tensor& ring, int64_t N, int64_t C, int64_t K, ScalarType type) {
+  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) == K && ring.size(1) >= N && ring.size(1) <= INT32_MAX &&
+                      ring.size(2) == C && ring.scalar_type() == type && ring.is_contiguous(),
+                  "conv_step: expected ring (K, M, C), 2^31 > M >= N, contiguous, of the type of x and weight");
+  return ring.size(1);
+}
+
+// Checks the state that rings of together `slots` slots share: the rows of N hypotheses in them, and the position.
+inline void check_history(const Tensor& ancestors, const Tensor& position, int64_t slots, int64_t N) {
+  STD_TORCH_CHECK(ancestors.dim() == 2 && ancestors.size(0) == slots && ancestors.size(1) == N &&
                       ancestors.scalar_type() == ScalarType::Int && ancestors.is_contiguous(),
                   "conv_step: expected ancestors (K, N), int32, contiguous");
-  STD_TORCH_CHECK(ring.size(1) <= INT32_MAX && position.numel() == 1 && position.scalar_type() == ScalarType::Long,
-                  "conv_step: expected position (1,), int64, and a ring (K, M, C) of M < 2^31");
-  return ring.size(1);
+  STD_TORCH_CHECK(position.numel() == 1 && position.scalar_type() == ScalarType::Long,
+                  "conv_step: expected position (1,), int64");
 }
 
 // Sizes of a decoding step: x (1, N, C), weight (H, K) or, if dynamic, (1, N, H, K), and ring (K, M, C).
@@ -50,7 +53,8 @@ inline StepSizes check_step(const Tensor& x, const Tensor& weight, const Tensor&
   STD_TORCH_CHECK(sizes.K > 0 && sizes.H > 0 && sizes.C % sizes.H == 0,
                   "conv_step: the heads do not divide the channels");
   STD_TORCH_CHECK(x.scalar_type() == weight.scalar_type(), "conv_step: x, weight and ring differ in type");
-  sizes.M = check_ring(ring, ancestors, position, sizes.N, sizes.C, sizes.K, x.scalar_type());
+  sizes.M = check_ring(ring, sizes.N, sizes.C, sizes.K, x.scalar_type());
+  check_history(ancestors, position, sizes.K, sizes.N);
   return sizes;
 }
 

@@ -47,14 +47,10 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "-> (Tensor, Tensor, Tensor)",
            "cpu_bf16_units(int most) -> int",
            "cpu_int8_units(int most) -> int",
-           // the weights as ops.BlockWeights names and describes them
-           "decoder_block(Tensor x, Tensor in_weight, Tensor in_bias, Tensor kernel, Tensor out_weight, Tensor out_bias, "
-           "Tensor mixer_norm_weight, Tensor mixer_norm_bias, Tensor query_weight, Tensor query_bias, "
-           "Tensor attended_weight, Tensor attended_bias, Tensor attention_norm_weight, Tensor attention_norm_bias, "
-           "Tensor first_weight, Tensor first_bias, Tensor second_weight, Tensor second_bias, Tensor ffn_norm_weight, "
-           "Tensor ffn_norm_bias, Tensor(a!) ring, Tensor(b!) ancestors, Tensor(c!) position, Tensor keys, Tensor values, "
-           "Tensor? padding, Tensor sentence, int conv_heads, int heads, bool gated, bool dynamic, bool norm_first, "
-           "float eps) -> Tensor",
+           // the weights of each block as ops.BlockWeights names and describes them, one block after the other
+           "decoder_step(Tensor x, Tensor[] weights, Tensor(a!)[] rings, Tensor(b!) ancestors, Tensor(c!) position, "
+           "Tensor[] keys, Tensor[] values, Tensor? padding, Tensor sentence, int conv_heads, int heads, bool gated, "
+           "bool dynamic, bool norm_first, float eps) -> Tensor",
        })
     m.def(schema);
 }

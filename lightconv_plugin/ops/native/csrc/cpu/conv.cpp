@@ -177,8 +177,10 @@ Tensor conv_step(const Tensor& x_any, const Tensor& weight_any, Tensor ring, Ten
   step.dynamic = sizes.dynamic, step.softmax = softmax, step.type = scalar_of(x);
   Tensor out = torch::stable::new_empty(x, x.sizes());
   step.x = x.const_data_ptr(), step.weight = weight.const_data_ptr(), step.out = out.mutable_data_ptr();
-  take_state(step, ring, ancestors, position);
+  int64_t& inputs = inputs_of(position);
+  take_state(step, ring, static_cast<int32_t*>(ancestors.mutable_data_ptr()), inputs);
   run(step);
+  ++inputs;
   return out;
 }
 

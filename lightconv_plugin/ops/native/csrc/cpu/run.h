@@ -36,12 +36,17 @@ inline void run(const Step& step) {
              [&](void* scratch, int64_t begin, int64_t end) { kernels().step(step, scratch, begin, end); });
 }
 
-// Sets the state of a step and the slot of the newest input, and counts that input in `position`.
-inline void take_state(Step& step, const Tensor& ring, const Tensor& ancestors, const Tensor& position) {
+// Returns the number of inputs so far, which the caller counts up after a step.
+inline int64_t& inputs_of(const Tensor& position) {
   int64_t& inputs = *static_cast<int64_t*>(position.mutable_data_ptr());
   STD_TORCH_CHECK(inputs >= 0 && inputs < INT64_MAX, "conv_step: expected a position >= 0; got ", inputs);
+  return inputs;
+}
+
+// Sets the state of a step after `inputs` earlier inputs, and the slot of the newest one. ancestors: (K, N).
+inline void take_state(Step& step, const Tensor& ring, int32_t* ancestors, int64_t inputs) {
   step.ring = ring.mutable_data_ptr();
-  step.ancestors = static_cast<int32_t*>(ancestors.mutable_data_ptr());
+  step.ancestors = ancestors;
   step.slot = inputs % step.K;
   step.inputs = std::min(inputs + 1, step.K);
   for (int64_t k = 1; k < step.inputs; ++k) {  // the slots that are read, without the newest, which is written
@@ -50,7 +55,6 @@ inline void take_state(Step& step, const Tensor& ring, const Tensor& ancestors, 
     for (int64_t n = 0; n < step.N; ++n) inside &= rows[n] >= 0 && rows[n] < step.M;
     STD_TORCH_CHECK(inside, "conv_step: expected ancestors in 0..M-1, rows of ring (K, M, C)");
   }
-  ++inputs;
 }
 
 }  // namespace lightconv

@@ -1,4 +1,4 @@
-// Generation on a CPU: attention over a sentence, the best continuations, and one step of a whole decoder block.
+// Generation on a CPU: attention over a sentence, the best continuations, and one step of all blocks of a decoder.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -185,14 +185,14 @@ void search_step(const Tensor& values, const Tensor& candidates, const Tensor& o
   for (int64_t s = 0; s < sentences; ++s) ++numbers<int64_t>(clock)[s];
 }
 
-// ---- One decoding step of a whole decoder block (section 5.1) ----
+// ---- One decoding step of all blocks of a decoder (section 5.1) ----
 
 // Makes a linear layer from its weight, (out, in) or packed by pack_weight, and its bias, or null.
 Linear layer_of(const Tensor& weight, const Tensor* bias, int64_t in, int64_t out) {
   Linear layer{};
   layer.in = in, layer.out = out;
   if (weight.dim() == 2 && weight.scalar_type() == ScalarType::Float) {
-    STD_TORCH_CHECK(weight.size(0) == out && weight.size(1) == in, "decoder_block: expected a weight (", out, ", ", in,
+    STD_TORCH_CHECK(weight.size(0) == out && weight.size(1) == in, "decoder_step: expected a weight (", out, ", ", in,
                     "); got (", weight.size(0), ", ", weight.size(1), ")");
     layer.weight = float32(weight);
   } else {
@@ -204,22 +204,77 @@ Linear layer_of(const Tensor& weight, const Tensor* bias, int64_t in, int64_t ou
 
 LayerNorm norm_of(const Tensor& scale, const Tensor& shift, int64_t C, double eps) {
   for (const Tensor* each : {&scale, &shift})
-    STD_TORCH_CHECK(each->dim() == 1 && each->size(0) == C, "decoder_block: expected layer norms of ", C, " channels");
+    STD_TORCH_CHECK(each->dim() == 1 && each->size(0) == C, "decoder_step: expected layer norms of ", C, " channels");
   return {float32(scale), float32(shift), static_cast<float>(eps)};
 }
 
 // Returns the number of outputs of the linear layer that has this bias.
 int64_t outputs(const Tensor& bias) {
-  STD_TORCH_CHECK(bias.dim() == 1 && bias.size(0) > 0, "decoder_block: expected biases (out,)");
+  STD_TORCH_CHECK(bias.dim() == 1 && bias.size(0) > 0, "decoder_step: expected biases (out,)");
   return bias.size(0);
 }
 
-// The linear layers and layer norms of a block. in and out: before and after the convolution, whose kernels `kernels`
-// predicts. query and attended: before and after the attention. first and second: the feed-forward network.
+// Options that all blocks of a decoder share, and the number N of hypotheses.
+struct Options {
+  int64_t N, conv_heads, heads;
+  bool gated, dynamic, norm_first;
+  double eps;
+};
+
+// The layers of a block. in and out: before and after the convolution `step`, whose kernels `kernels` predicts. query
+// and attended: before and after the attention. first and second: the feed-forward network. `widest`: the largest
+// number of outputs of a layer.
 struct Block {
   Linear in, kernels, out, query, attended, first, second;
   LayerNorm mixer_norm, attention_norm, ffn_norm;
+  Step step;
+  Attention attention;
+  int64_t widest;
 };
+
+constexpr size_t kWeights = 19;  // of a block, in the order of ops.BlockWeights
+
+// Makes a block of C channels from its weights and the source that it attends to. The caller sets the step's state.
+Block block_of(const Tensor* weights, int64_t C, int64_t K, const Attention& attention, const Options& options) {
+  const Tensor &in_weight = weights[0], &in_bias = weights[1], &kernel = weights[2];
+  const Tensor &out_weight = weights[3], &out_bias = weights[4];
+  const Tensor &query_weight = weights[7], &query_bias = weights[8];
+  const Tensor &attended_weight = weights[9], &attended_bias = weights[10];
+  const Tensor &first_weight = weights[13], &first_bias = weights[14];
+  const Tensor &second_weight = weights[15], &second_bias = weights[16];
+  const int64_t wide = outputs(in_bias), queries = outputs(query_bias), hidden = outputs(first_bias);
+  STD_TORCH_CHECK(!options.gated || wide % 2 == 0, "decoder_step: a gated layer has an odd width");
+  const int64_t inner = options.gated ? wide / 2 : wide;
+  STD_TORCH_CHECK(options.conv_heads > 0 && inner % options.conv_heads == 0,
+                  "decoder_step: the convolution's heads do not divide its channels");
+  for (const Tensor* bias : {&out_bias, &attended_bias, &second_bias})
+    STD_TORCH_CHECK(outputs(*bias) == C, "decoder_step: the output of a sublayer has another width than x");
+
+  Block block{};
+  block.in = layer_of(in_weight, &in_bias, C, wide);
+  block.out = layer_of(out_weight, &out_bias, inner, C);
+  block.query = layer_of(query_weight, &query_bias, C, queries);
+  block.attended = layer_of(attended_weight, &attended_bias, queries, C);
+  block.first = layer_of(first_weight, &first_bias, C, hidden);
+  block.second = layer_of(second_weight, &second_bias, hidden, C);
+  block.mixer_norm = norm_of(weights[5], weights[6], C, options.eps);
+  block.attention_norm = norm_of(weights[11], weights[12], C, options.eps);
+  block.ffn_norm = norm_of(weights[17], weights[18], C, options.eps);
+  block.attention = attention;
+  block.widest = std::max({C, wide, options.conv_heads * K, queries, hidden});
+
+  Step& step = block.step;
+  step.N = options.N, step.C = inner, step.K = K, step.H = options.conv_heads, step.type = Scalar::f32;
+  step.dynamic = options.dynamic, step.softmax = true;
+  if (options.dynamic) {
+    block.kernels = layer_of(kernel, nullptr, inner, options.conv_heads * K);
+  } else {
+    STD_TORCH_CHECK(kernel.dim() == 2 && kernel.size(0) == options.conv_heads && kernel.size(1) == K,
+                    "decoder_step: expected a kernel (H, K)");
+    step.weight = float32(kernel);
+  }
+  return block;
+}
 
 void compute(Linear layer, int64_t rows, const float* x, float* y, bool relu = false) {
   layer.rows = rows, layer.x = x, layer.y = y, layer.relu = relu;
@@ -232,82 +287,32 @@ void on_rows(int64_t N, int64_t C, const Body& body) {
   on_threads(N, kWorth / (4 * C + 1), 0, [&](void*, int64_t begin, int64_t end) { body(begin, end - begin); });
 }
 
-// The names of the weights are those of ops.BlockWeights.
-Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor& in_bias, const Tensor& kernel,
-                     const Tensor& out_weight, const Tensor& out_bias, const Tensor& mixer_norm_weight,
-                     const Tensor& mixer_norm_bias, const Tensor& query_weight, const Tensor& query_bias,
-                     const Tensor& attended_weight, const Tensor& attended_bias, const Tensor& attention_norm_weight,
-                     const Tensor& attention_norm_bias, const Tensor& first_weight, const Tensor& first_bias,
-                     const Tensor& second_weight, const Tensor& second_bias, const Tensor& ffn_norm_weight,
-                     const Tensor& ffn_norm_bias, Tensor ring, Tensor ancestors, Tensor position, const Tensor& keys,
-                     const Tensor& values, std::optional<Tensor> padding, const Tensor& sentence, int64_t conv_heads,
-                     int64_t heads, bool gated, bool dynamic, bool norm_first, double eps) {
-  const Tensor x = as_contiguous(x_any);
-  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.size(2) > 0, "decoder_block: expected x (1, N, C)");
-  const float* given = float32(x);
-  STD_TORCH_CHECK(ring.dim() == 3 && ring.size(0) > 0, "decoder_block: expected ring (K, M, C)");
-  const int64_t N = x.size(1), C = x.size(2), K = ring.size(0), wide = outputs(in_bias);
-  STD_TORCH_CHECK(!gated || wide % 2 == 0, "decoder_block: a gated layer has an odd width");
-  const int64_t inner = gated ? wide / 2 : wide;
-  STD_TORCH_CHECK(conv_heads > 0 && inner % conv_heads == 0,
-                  "decoder_block: the convolution's heads do not divide its channels");
-
-  Block block{};
-  block.in = layer_of(in_weight, &in_bias, C, wide);
-  Step step{};
-  step.N = N, step.C = inner, step.K = K, step.H = conv_heads, step.type = Scalar::f32;
-  step.dynamic = dynamic, step.softmax = true;
-  if (dynamic) {
-    block.kernels = layer_of(kernel, nullptr, inner, conv_heads * K);
-  } else {
-    STD_TORCH_CHECK(kernel.dim() == 2 && kernel.size(0) == conv_heads && kernel.size(1) == K,
-                    "decoder_block: expected a kernel (H, K)");
-    step.weight = float32(kernel);
-  }
-  const int64_t queries = outputs(query_bias), hidden = outputs(first_bias);
-  for (const Tensor* bias : {&out_bias, &attended_bias, &second_bias})
-    STD_TORCH_CHECK(outputs(*bias) == C, "decoder_block: the output of a sublayer has another width than x");
-  block.out = layer_of(out_weight, &out_bias, inner, C);
-  block.query = layer_of(query_weight, &query_bias, C, queries);
-  block.attended = layer_of(attended_weight, &attended_bias, queries, C);
-  block.first = layer_of(first_weight, &first_bias, C, hidden);
-  block.second = layer_of(second_weight, &second_bias, hidden, C);
-  block.mixer_norm = norm_of(mixer_norm_weight, mixer_norm_bias, C, eps);
-  block.attention_norm = norm_of(attention_norm_weight, attention_norm_bias, C, eps);
-  block.ffn_norm = norm_of(ffn_norm_weight, ffn_norm_bias, C, eps);
-  Attention attention = attention_to(keys, values, padding, sentence, N, queries, heads, ScalarType::Float);
-  attention.type = Scalar::f32;
-  step.M = check_ring(ring, ancestors, position, N, inner, K, ScalarType::Float);
-  take_state(step, ring, ancestors, position);
-
-  thread_local std::vector<float> scratch;  // kept from step to step
-  const int64_t most = std::max({C, wide, conv_heads * K, queries, hidden});
-  scratch.resize(3 * N * most);
-  float *input = scratch.data(), *a = input + N * most, *b = a + N * most;
-  Tensor result = torch::stable::new_empty(x, x.sizes());
-  float* sum = static_cast<float*>(result.mutable_data_ptr());
-  std::copy(given, given + N * C, sum);
+// Computes a block of C channels in place: sum (N, C). `scratch` has room for 3 * N * block.widest numbers.
+void run(const Block& block, const Options& options, int64_t C, float* sum, float* scratch) {
+  const int64_t N = options.N, inner = block.step.C;
+  float *input = scratch, *a = input + N * block.widest, *b = a + N * block.widest;
   const Kernels& chosen = kernels();
   const auto begin = [&](const LayerNorm& norm) -> const float* {  // the input of a sublayer
-    if (!norm_first) return sum;
+    if (!options.norm_first) return sum;
     on_rows(N, C, [&](int64_t n, int64_t rows) { chosen.normalize(norm, sum + n * C, rows, C, input + n * C); });
     return input;
   };
   const auto end = [&](const LayerNorm& norm, const float* y) {
     on_rows(N, C, [&](int64_t n, int64_t rows) {
       for (int64_t i = n * C; i < (n + rows) * C; ++i) sum[i] += y[i];
-      if (!norm_first) chosen.normalize(norm, sum + n * C, rows, C, sum + n * C);
+      if (!options.norm_first) chosen.normalize(norm, sum + n * C, rows, C, sum + n * C);
     });
   };
 
   compute(block.in, N, begin(block.mixer_norm), a);
-  if (gated) {
+  if (options.gated) {
     on_rows(N, 4 * inner, [&](int64_t n, int64_t rows) {
       chosen.gate(a + 2 * n * inner, rows, inner, b + n * inner);
     });
     std::swap(a, b);
   }
-  if (dynamic) {
+  Step step = block.step;
+  if (options.dynamic) {
     compute(block.kernels, N, a, input);  // its former contents are no longer needed
     step.weight = input;
   }
@@ -317,6 +322,7 @@ Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor&
   end(block.mixer_norm, a);
 
   compute(block.query, N, begin(block.attention_norm), a);
+  Attention attention = block.attention;
   attention.query = a, attention.out = b;
   run(attention);
   compute(block.attended, N, b, a);
@@ -325,6 +331,49 @@ Tensor decoder_block(const Tensor& x_any, const Tensor& in_weight, const Tensor&
   compute(block.first, N, begin(block.ffn_norm), a, /*relu=*/true);
   compute(block.second, N, a, b);
   end(block.ffn_norm, b);
+}
+
+// Computes all blocks at the newest position; ops.decoder_step describes the arguments.
+Tensor decoder_step(const Tensor& x_any, std::vector<Tensor> weights, std::vector<Tensor> rings, Tensor ancestors,
+                    Tensor position, std::vector<Tensor> keys, std::vector<Tensor> values, std::optional<Tensor> padding,
+                    const Tensor& sentence, int64_t conv_heads, int64_t heads, bool gated, bool dynamic, bool norm_first,
+                    double eps) {
+  const Tensor x = as_contiguous(x_any);
+  STD_TORCH_CHECK(x.dim() == 3 && x.size(0) == 1 && x.size(2) > 0, "decoder_step: expected x (1, N, C)");
+  const int64_t N = x.size(1), C = x.size(2);
+  const size_t count = rings.size();
+  STD_TORCH_CHECK(weights.size() == kWeights * count && keys.size() == count && values.size() == count,
+                  "decoder_step: expected for each of ", count, " rings ", kWeights, " weights, keys and values; got ",
+                  weights.size(), ", ", keys.size(), " and ", values.size());
+  const Options options{N, conv_heads, heads, gated, dynamic, norm_first, eps};
+  std::vector<Block> blocks;
+  int64_t slots = 0, widest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(rings[i].dim() == 3 && rings[i].size(0) > 0, "decoder_step: expected rings (K, M, C)");
+    const Tensor* own = weights.data() + kWeights * i;
+    Attention attention =
+        attention_to(keys[i], values[i], padding, sentence, N, outputs(own[8]), heads, ScalarType::Float);
+    attention.type = Scalar::f32;
+    const int64_t K = rings[i].size(0);
+    blocks.push_back(block_of(own, C, K, attention, options));
+    blocks.back().step.M = check_ring(rings[i], N, blocks.back().step.C, K, ScalarType::Float);
+    slots += K, widest = std::max(widest, blocks.back().widest);
+  }
+  check_history(ancestors, position, slots, N);
+  int64_t& inputs = inputs_of(position);
+  auto* rows = static_cast<int32_t*>(ancestors.mutable_data_ptr());
+  for (size_t i = 0; i < count; ++i) {
+    take_state(blocks[i].step, rings[i], rows, inputs);
+    rows += blocks[i].step.K * N;
+  }
+
+  thread_local std::vector<float> scratch;  // kept from step to step
+  scratch.resize(3 * N * widest);
+  Tensor result = torch::stable::new_empty(x, x.sizes());
+  float* sum = static_cast<float*>(result.mutable_data_ptr());
+  std::copy_n(float32(x), N * C, sum);
+  for (const Block& block : blocks) run(block, options, C, sum, scratch.data());
+  ++inputs;
   return result;
 }
 
@@ -334,7 +383,7 @@ STABLE_TORCH_LIBRARY_IMPL(lightconv, CPU, m) {
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("step_candidates", TORCH_BOX(&step_candidates));
   m.impl("search_step", TORCH_BOX(&search_step));
-  m.impl("decoder_block", TORCH_BOX(&decoder_block));
+  m.impl("decoder_step", TORCH_BOX(&decoder_step));
 }
 
 }  // namespace lightconv
