@@ -78,24 +78,23 @@ def decoder_step(
 
     The width of a linear layer is read from its bias, since its weight may be packed.
     """
-    from lightconv_plugin.ops.fused.decode import BlockWeights  # it imports the library, which imports this module
-
-    names = BlockWeights._fields
-    blocks = [dict(zip(names, weights[i : i + len(names)], strict=True)) for i in range(0, len(weights), len(names))]
-    total = 0
-    for block, ring, source in zip(blocks, rings, keys, strict=True):
+    total, each = 0, len(weights) // max(len(rings), 1)
+    for i, (ring, source) in enumerate(zip(rings, keys, strict=True)):
+        block = weights[each * i : each * (i + 1)]
+        # in the order of ops.BlockWeights
+        in_bias, out_bias, query_bias, attended_bias, first_bias, second_bias = (block[n] for n in (1, 4, 8, 10, 14, 16))
         width, _rows, channels = ring
         products = channels * (width + (conv_heads * width if dynamic else 0))
         for inputs, bias in (
-            (x, block["in_bias"]),
-            (ring, block["out_bias"]),
-            (x, block["query_bias"]),
-            (block["query_bias"], block["attended_bias"]),
-            (x, block["first_bias"]),
-            (block["first_bias"], block["second_bias"]),
+            (x, in_bias),
+            (ring, out_bias),
+            (x, query_bias),
+            (query_bias, attended_bias),
+            (x, first_bias),
+            (first_bias, second_bias),
         ):
             products += inputs[-1] * bias[0]
-        total += 2 * x[1] * products + attend((1, x[1], block["query_bias"][0]), source)
+        total += 2 * x[1] * products + attend((1, x[1], query_bias[0]), source)
     return total
 
 
