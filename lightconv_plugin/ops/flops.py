@@ -82,7 +82,9 @@ def decoder_step(
     for i, (ring, source) in enumerate(zip(rings, keys, strict=True)):
         block = weights[each * i : each * (i + 1)]
         # in the order of ops.BlockWeights
-        in_bias, out_bias, query_bias, attended_bias, first_bias, second_bias = (block[n] for n in (1, 4, 8, 10, 14, 16))
+        in_bias, out_bias, query_bias, attended_bias, first_bias, second_bias = (
+            block[n] for n in (1, 4, 8, 10, 14, 16)
+        )
         width, _rows, channels = ring
         products = channels * (width + (conv_heads * width if dynamic else 0))
         for inputs, bias in (
