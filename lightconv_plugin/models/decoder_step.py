@@ -142,7 +142,8 @@ def _common_options(decoder: Any, x: Tensor) -> dict[str, Any] | None:
 
     The number of rows of x (1, N, C) changes between steps, so each step checks it.
     """
-    if type(decoder.layers) is not nn.ModuleList or not all(map(_is_supported, decoder.layers)):
+    leaves_out = decoder.layers.training and type(decoder.layers) is not nn.ModuleList  # --decoder-layerdrop
+    if leaves_out or not all(map(_is_supported, decoder.layers)):
         return None
     options = [_options_of(block) for block in decoder.layers]
     if any(other != options[0] for other in options) or any(weight is None for weight in _weights_of_all(decoder)):

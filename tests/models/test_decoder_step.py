@@ -148,6 +148,14 @@ def test_other_blocks_run_part_by_part(options, calls, monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("training", [False, True])
+def test_blocks_that_a_training_may_leave_out_run_part_by_part(training, calls):
+    built = decoder(decoder_conv_type="dynamic", decoder_layerdrop=0.1).train(training)
+    walk(built, {}, common.tokens(2, 3), torch.randn(S, 2, 16))
+    assert calls == ([] if training else [2] * 2)
+
+
+@torch.no_grad()
 def test_blocks_that_differ_run_part_by_part(calls):
     built = decoder(decoder_conv_type="dynamic")
     built.layers[1] = decoder(decoder_conv_type="lightweight").layers[1]
