@@ -1,6 +1,6 @@
 """A step of a decoder's blocks in one operator, if the native library supports all of their submodules.
 
-A search of few hypotheses spends most of its time between the matrix products: in calls of modules, and in reordering
+A search of few hypotheses spends much of its time between the matrix products: in calls of modules, and in reordering
 the state of each module. Here all blocks share one state, which is the decoder's own entry in the incremental state:
 
     first step      the modules run one by one, and each makes a state of its own
@@ -143,7 +143,7 @@ def _common_options(decoder: Any, x: Tensor) -> dict[str, Any] | None:
     The number of rows of x (1, N, C) changes between steps, so each step checks it.
     """
     leaves_out = decoder.layers.training and type(decoder.layers) is not nn.ModuleList  # --decoder-layerdrop
-    if leaves_out or not all(map(_is_supported, decoder.layers)):
+    if leaves_out or not len(decoder.layers) or not all(map(_is_supported, decoder.layers)):
         return None
     options = [_options_of(block) for block in decoder.layers]
     if any(other != options[0] for other in options) or any(weight is None for weight in _weights_of_all(decoder)):
