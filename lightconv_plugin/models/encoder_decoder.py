@@ -154,8 +154,9 @@ class LightConvDecoder(OwnEntry, TransformerDecoderBase):
 
     @property
     def stateful(self) -> list[Any]:
-        """The decoder and its modules that have an entry in the incremental state."""
-        return [part for part in dict.fromkeys(modules_of(self)) if hasattr(type(part), "reorder_incremental_state")]
+        """The decoder's modules that have an entry in the incremental state."""
+        parts = dict.fromkeys(modules_of(self)[1:])
+        return [part for part in parts if hasattr(type(part), "reorder_incremental_state")]
 
     def reserve_positions(self, count: int) -> None:
         """Compute sinusoidal embeddings of ``count`` positions. The number of learned embeddings does not change."""
@@ -216,7 +217,7 @@ class LightConvDecoder(OwnEntry, TransformerDecoderBase):
 
     def reorder_incremental_state_scripting(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Reorder the beams: hypothesis b gets the history of hypothesis new_order[b]."""
-        for module in self.stateful:
+        for module in (self, *self.stateful):  # the decoder first: it may give the modules' states back
             module.reorder_incremental_state(incremental_state, new_order)
 
 

@@ -181,7 +181,7 @@ class BeamSearchGenerator(SequenceGenerator):
         encoder_outs = [encoder.forward_torchscript(net_input) for encoder in encoders]
         states: list[dict[str, Any]] = [{} for _ in models]
         # our decoders store keys and values of the source in the state; fairseq's get the encoder's output, row by row
-        stateful = [decoder.stateful if hasattr(decoder, "read_source") else None for decoder in decoders]
+        stateful = [(part, *part.stateful) if hasattr(part, "read_source") else None for part in decoders]
         rules, beam, sentences = self.rules, self.beam_size, len(source)
         beams = rules.beams(sentences, max_len + 1, source.device)
         beams.limits[1], beams.limits[2] = self.min_len, max_len
