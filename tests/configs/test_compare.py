@@ -106,14 +106,11 @@ def test_every_page_of_results_is_compared_with_its_command():
 
 
 README_ROWS = {
-    "DynamicConv over fairseq's Transformer, BLEU, 8.2M parameters, undecided": (
+    "DynamicConv over fairseq's Transformer, BLEU, 8.2M parameters": (
         "dynamicconv_256",
         "sacreBLEU over transformer_256",
     ),
-    "LightConv over fairseq's Transformer, BLEU, 8.2M parameters, undecided": (
-        "lightconv_256",
-        "sacreBLEU over transformer_256",
-    ),
+    "LightConv over fairseq's Transformer, BLEU, 8.2M parameters": ("lightconv_256", "sacreBLEU over transformer_256"),
     "LightConv over self-attention, BLEU": ("lightconv", "sacreBLEU over self_attention"),
     "DynamicConv over self-attention, BLEU": ("dynamicconv", "sacreBLEU over self_attention"),
     "perplexity of self-attention": ("lm_self_attention", "perplexity (lower is better)"),
