@@ -94,7 +94,7 @@ def interactive(trained: Trained, lines: list[str], beam: int) -> tuple[float, i
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder, "lines")
         text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        printed, _ = ask_python(
+        printed, logged = ask_python(
             *("-m", "fairseq_cli.interactive"),
             str(trained.dictionaries.resolve()),
             f"--user-dir={user_dir()}",
@@ -110,7 +110,10 @@ def interactive(trained: Trained, lines: list[str], beam: int) -> tuple[float, i
             "--cpu",
             failed="fairseq-interactive failed",
         )
-    seconds = next(_TOTAL.finditer(printed))[1]
+    total = _TOTAL.search(logged) or _TOTAL.search(printed)  # it depends on what fairseq imports first
+    if total is None:
+        raise UserError(f"fairseq-interactive printed no `{_TOTAL.pattern}`; its last line: {logged.strip()[-200:]}")
+    seconds = total[1]
     best = [line for line in printed.split("\n") if line.startswith("H-")]
     return float(seconds), sum(len(line.split("\t")[2].split()) for line in best)
 
