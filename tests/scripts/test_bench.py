@@ -1,6 +1,7 @@
 """The benchmark's arithmetic and its tables. No test asserts a speed."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from data_prep.common.errors import UserError
 from lightconv_plugin.ops import backend
 from scripts.bench import __main__ as script
-from scripts.bench import ctranslate2, decoding, kernels, operators, timing, training
+from scripts.bench import ctranslate2, decoding, kernels, operators, text, timing, training
 from scripts.bench.operators import OURS, Shape, cases
 from scripts.fairseq_io.models import load_plugin, translation
 from tests.tolerances import assert_close
@@ -76,6 +77,22 @@ def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
     monkeypatch.setattr(timing, "take_turns", lambda cases, seconds: {"a": [1.0, 2.0, 9.0]})
     assert timing.median_times({}, 1.0) == {"a": 2.0}
     assert timing.spread([5.0, 1.0, 2.0, 3.0, 4.0]) == pytest.approx((4 - 2) / 2 / 3)
+
+
+@pytest.mark.parametrize("logged_first", [False, True])
+def test_the_time_of_fairseq_interactive_is_read_from_either_of_its_outputs(logged_first, monkeypatch):
+    """What fairseq imports first decides where it logs."""
+    hypotheses, total = (
+        "H-0\t-0.5\ta b\n",
+        "INFO:fairseq_cli.interactive:Total time: 2.5 seconds; translation time: 2\n",
+    )
+    outputs = (hypotheses, total) if logged_first else (hypotheses + total, "")
+    monkeypatch.setattr(text, "ask_python", lambda *arguments, **options: outputs)
+    trained: Any = SimpleNamespace(dataset="debian_en_de", dictionaries=Path(), model=Path(), generate={})
+    assert text.interactive(trained, ["x"], 4) == (2.5, 2)
+    monkeypatch.setattr(text, "ask_python", lambda *arguments, **options: (hypotheses, "the last words"))
+    with pytest.raises(UserError, match=r"printed no `Total time.*its last line: the last words"):
+        text.interactive(trained, ["x"], 4)
 
 
 def test_ratios_are_to_fairseqs_best_mode(monkeypatch):
