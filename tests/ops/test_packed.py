@@ -224,33 +224,45 @@ for environment, precision in eval(sys.argv[1]):
     os.wait()
     print("----", flush=True)
 """
-FLOAT, BFLOAT, MEDIUM = "torch.float32", "torch.bfloat16" if BF16 else "torch.float32", "medium"
-ALL = f"{BF16_UNITS[BF16]} {INT8_UNITS[INT8]}"
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2"}
-SETTINGS = [  # the environment, PyTorch's setting, what is printed, and the warning
-    ({"LIGHTCONV_MATMUL": "bf16"}, "highest", f"{ALL} {BFLOAT}\n", "" if BF16 else "no units"),
-    ({"LIGHTCONV_MATMUL": "bf16", **AVX2}, "highest", f"{FLOAT}\n", "no units for bf16 that may be used"),
-    ({"LIGHTCONV_MATMUL": "fp32"}, "highest", f"{ALL} {FLOAT}\n", ""),
-    ({}, MEDIUM, f"{ALL} {BFLOAT}\n", ""),
-    ({"LIGHTCONV_MATMUL": "fp8"}, "highest", "", "$LIGHTCONV_MATMUL: the precision of products is 'fp8'"),
-    *(
-        [
-            ({"LIGHTCONV_MATMUL": "int8"}, "highest", f"{ALL} torch.int8\n", ""),
-            ({"LIGHTCONV_MATMUL": "int8"}, MEDIUM, f"{ALL} torch.int8\n", ""),
-            ({"LIGHTCONV_MATMUL": "int8", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "highest", "none AVX2 torch.int8\n", ""),
-        ]
-        if INT8
-        else []
-    ),
-    ({"LIGHTCONV_MATMUL": "int8", "ATEN_CPU_CAPABILITY": "default"}, "highest", "", "cannot be int8, since this proc"),
-]
+ASK = "from lightconv_plugin import ops; print(ops.bf16_units(), ops.int8_units())"
+
+
+def environments(bf16: str, int8: str) -> list[tuple[dict[str, str], str, str, str]]:
+    """Return environments, settings of PyTorch, what is printed, and the warning.
+
+    Args:
+        bf16, int8: the units that the present environment allows.
+    """
+    units, product, avx2 = f"{bf16} {int8}", "torch.float32" if bf16 == "none" else "torch.bfloat16", "avx2"
+    with_int8 = [
+        ({"LIGHTCONV_MATMUL": "int8"}, "highest", f"{units} torch.int8\n", ""),
+        ({"LIGHTCONV_MATMUL": "int8"}, "medium", f"{units} torch.int8\n", ""),
+        ({"LIGHTCONV_MATMUL": "int8", "ONEDNN_MAX_CPU_ISA": "AVX2"}, "highest", "none AVX2 torch.int8\n", ""),
+    ]
+    return [
+        ({"LIGHTCONV_MATMUL": "bf16"}, "highest", f"{units} {product}\n", "no units" if bf16 == "none" else ""),
+        (
+            {"LIGHTCONV_MATMUL": "bf16", "ATEN_CPU_CAPABILITY": avx2},
+            "highest",
+            "torch.float32\n",
+            "no units for bf16 that may be used",
+        ),
+        ({"LIGHTCONV_MATMUL": "fp32"}, "highest", f"{units} torch.float32\n", ""),
+        ({}, "medium", f"{units} {product}\n", ""),
+        ({"LIGHTCONV_MATMUL": "fp8"}, "highest", "", "$LIGHTCONV_MATMUL: the precision of products is 'fp8'"),
+        *(with_int8 if int8 != "none" else []),
+        ({"LIGHTCONV_MATMUL": "int8", "ATEN_CPU_CAPABILITY": "default"}, "highest", "", "cannot be int8, since this"),
+    ]
 
 
 def test_settings_in_the_environment():
     """Each is tried in a fork of a process that has imported only torch."""
-    show = [sys.executable, "-c", SHOW, repr([setting[:2] for setting in SETTINGS])]
+    units = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True).stdout.split()
+    bf16, int8 = units
+    expected = environments(bf16, int8)
+    show = [sys.executable, "-c", SHOW, repr([setting[:2] for setting in expected])]
     process = subprocess.run(show, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for (*_, printed, warned), lines in zip(SETTINGS, process.stdout.split("----\n")[:-1], strict=True):
+    for (*_, printed, warned), lines in zip(expected, process.stdout.split("----\n")[:-1], strict=True):
         assert printed in lines
         assert warned in lines if warned else lines == printed
 

@@ -366,7 +366,9 @@ def test_a_user_s_schedule_is_detected(start, end, graphs, caplog):
     for each in (made, expected):
         from_update(start)(each)
         train(each, samples[:compared])
-    torch.testing.assert_close(parameters(made), parameters(expected), rtol=0, atol=2e-4)
+    # differences of rounding grow with the updates; a third of the learning rate is less than one wrong update
+    tolerance = 2e-4 if compared < 10 else 1e-3
+    torch.testing.assert_close(parameters(made), parameters(expected), rtol=0, atol=tolerance)
     for sample in samples[compared:]:
         made.train_step([sample])
     (message,) = said(caplog)
