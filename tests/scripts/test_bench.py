@@ -81,7 +81,7 @@ def test_every_case_is_timed_and_the_median_of_its_turns_counts(monkeypatch):
 
 @pytest.mark.parametrize("logged_first", [False, True])
 def test_the_time_of_fairseq_interactive_is_read_from_either_of_its_outputs(logged_first, monkeypatch):
-    """What fairseq imports first decides where it logs."""
+    """fairseq's first import decides where it logs."""
     hypotheses, total = (
         "H-0\t-0.5\ta b\n",
         "INFO:fairseq_cli.interactive:Total time: 2.5 seconds\n",
