@@ -48,17 +48,25 @@ def begin(decoder: Any, x: Tensor, incremental_state: IncrementalState) -> None:
     decoder.set_incremental_state(incremental_state, {"options": options, "packed": is_packed})
 
 
-def may_step(decoder: Any, incremental_state: IncrementalState) -> bool:
-    """Return True if ``step`` may have a result; False before the first step."""
+def may_step(decoder: Any, incremental_state: IncrementalState, rows: int) -> bool:
+    """Return True if ``step`` may have a result for this number of rows; False before the first step.
+
+    Only with packed weights is the operator fast for many rows. Otherwise the modules get their states back.
+    """
     entry = decoder.get_incremental_state(incremental_state)
-    return entry is not None and entry["options"] is not None
+    if entry is None or entry["options"] is None:
+        return False
+    if entry["packed"] or rows <= ops.FEW_ROWS:
+        return True
+    give_back(decoder, incremental_state)
+    return False
 
 
 def step(decoder: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor | None:
     """Return the output (1, N, C) of a decoder's last block, or None if the modules must run one by one.
 
-    They must for many rows without packed weights, and under conditions that the operator does not support, such as a
-    recording of gradients. Call this only if ``may_step`` returned True.
+    They must under conditions that the operator does not support, such as a recording of gradients. Call this only if
+    ``may_step`` returned True.
 
     Args:
         decoder: a ``LightConvDecoder``.
@@ -66,8 +74,7 @@ def step(decoder: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor
         incremental_state: the state after the previous step.
     """
     entry = decoder.get_incremental_state(incremental_state)
-    # with packed weights, the operator is fast for any number of rows
-    if not ops.takes("decoder_step", x[:, :1] if entry["packed"] else x):
+    if not ops.takes("decoder_step", x[:, :1]):  # ``may_step`` has checked the number of rows
         give_back(decoder, incremental_state)
         return None
     if "rings" not in entry and not _gather(decoder, entry, incremental_state):

@@ -130,7 +130,8 @@ class LightConvDecoder(OwnEntry, TransformerDecoderBase):
         Returns:
             The features (B, T, C), or (B, 1, C) in incremental decoding, and fairseq's dictionary.
         """
-        if incremental_state is not None and decoder_step.may_step(self, incremental_state):
+        rows = prev_output_tokens.shape[0]
+        if incremental_state is not None and decoder_step.may_step(self, incremental_state, rows):
             positions: Tensor | None = None
             if self.embed_positions is not None:
                 positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)[:, -1:]
