@@ -1,4 +1,4 @@
-"""A step of a decoder's blocks in one operator, if the native library supports all of their submodules.
+"""Steps of a decoder in one operator, if the native library supports all of its submodules.
 
 A search of few hypotheses spends much of its time between the matrix products: in calls of modules, and in reordering
 the state of each module. Here all blocks share one state, which is the decoder's own entry in the incremental state:
@@ -7,7 +7,8 @@ the state of each module. Here all blocks share one state, which is the decoder'
     later steps     ``step`` gathers these states once, and runs the operator; ``reorder`` reorders two tensors
     other steps     ``give_back`` returns the states to the modules, which run one by one again
 
-The shared state has the names that ``ops.decoder_step`` describes.
+The shared state has the names that ``ops.decoder_step`` describes. If the operators also support what is before and
+after the blocks, ``search`` runs all steps of a beam search in one operator, without any state.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules import LearnedPositionalEmbedding, SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
 from lightconv_plugin import ops
@@ -81,6 +83,37 @@ def step(decoder: Any, x: Tensor, incremental_state: IncrementalState) -> Tensor
         return None
     weights = vars(decoder)[_WEIGHTS] if entry["packed"] else _weights_of_all(decoder)
     return ops.decoder_step(x, weights, entry, **entry["options"])
+
+
+def search(decoder: Any, encoder_out: dict[str, list[Tensor]], beams: ops.Beams, bos: int, rules: Any) -> bool:
+    """Run a whole beam search by ``ops.beam_search``, which describes ``beams``, ``bos`` and ``rules``.
+
+    Returns False, and changes nothing, if the operator does not support it, or would be slower.
+    """
+    (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
+    rows, longest = len(beams.newest), len(beams.words)
+    options = _common_options(decoder, source[:1])
+    if options is None:
+        return False
+    ends = _ends_of(decoder, options["eps"])
+    is_packed = packed_weight(decoder.layers[0].mixer.in_proj) is not None
+    if (
+        ends is None
+        or not (is_packed or rows <= ops.FEW_ROWS)
+        or (ends.positions is not None and len(ends.positions) < longest)
+        or not ops.takes("beam_search", source[:1, :1], ends.embeddings, ends.positions, ends.norm_weight)
+    ):
+        return False
+    convolutions = [block.mixer.conv for block in decoder.layers]
+    read = [block.encoder_attn.keys_and_values(source) for block in decoder.layers]
+    state = {
+        "rings": [source.new_empty(conv.kernel_size, rows, conv.channels) for conv in convolutions],
+        "keys": [keys for keys, _ in read],
+        "values": [values for _, values in read],
+        "padding": padding.contiguous(),
+    }
+    ops.beam_search(beams, ends, _weights_of_all(decoder), state, bos=bos, options=options, **rules)
+    return True
 
 
 def reorder(decoder: Any, incremental_state: IncrementalState, new_order: Tensor) -> None:
@@ -178,6 +211,44 @@ def _is_supported(block: Any) -> bool:
         or block.ffn.activation is not F.relu
         or len({(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}) > 1
         or any(part.probability > 0 for part in parts.values() if isinstance(part, Dropout))
+    )
+
+
+def _ends_of(decoder: Any, eps: float) -> ops.DecoderEnds | None:
+    """Return a decoder's weights before and after its blocks; None if ``ops.beam_search`` does not support them.
+
+    Args:
+        eps: of the layer norms in the blocks.
+    """
+    words, positions, norm, output = (
+        getattr(decoder, name) for name in ("embed_tokens", "embed_positions", "layer_norm", "output_projection")
+    )
+    others = [getattr(decoder, name) for name in ("project_in_dim", "layernorm_embedding", "project_out_dim")]
+    kinds = (SinusoidalPositionalEmbedding, LearnedPositionalEmbedding)
+    replaced = [name for name in vars(decoder) if callable(getattr(type(decoder), name, None))]  # methods
+    if (
+        replaced
+        or not is_plain(decoder, type(decoder))
+        or any(part is not None for part in (*others, decoder.adaptive_softmax))
+        or not is_plain(words, nn.Embedding)
+        or not (positions is None or (type(positions) in kinds and is_plain(positions, type(positions))))
+        or any(getattr(table, "max_norm", None) is not None for table in (words, positions))
+        or not (norm is None or (is_plain(norm, nn.LayerNorm) and norm.eps == eps))
+        or not is_plain(output, nn.Linear)
+        or output.out_features != words.num_embeddings
+        or not is_plain(decoder.dropout_module, Dropout)
+        or decoder.dropout_module.probability > 0
+    ):
+        return None
+    packed = packed_weight(output)
+    return ops.DecoderEnds(
+        embeddings=words.weight,
+        scale=decoder.embed_scale,
+        positions=decoder.position_table(),
+        norm_weight=None if norm is None else norm.weight,
+        norm_bias=None if norm is None else norm.bias,
+        out_weight=output.weight if packed is None else packed,
+        out_bias=output.bias,
     )
 
 

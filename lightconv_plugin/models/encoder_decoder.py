@@ -165,6 +165,14 @@ class LightConvDecoder(OwnEntry, TransformerDecoderBase):
             tokens = self.embed_positions.weights.new_zeros(1, count, dtype=torch.long)
             self.embed_positions(tokens, incremental_state={})
 
+    def position_table(self) -> Tensor | None:
+        """Return the embeddings (positions, C) of a target's positions, the first one first; None if there are none."""
+        if self.embed_positions is None:
+            return None
+        table = getattr(self.embed_positions, "weights", None)  # sinusoids; learned embeddings are in ``weight``
+        table = self.embed_positions.weight if table is None else table
+        return table[self.padding_idx + 1 :]
+
     def read_source(self, encoder_out: dict[str, list[Tensor]], incremental_state: IncrementalState, rows: int) -> None:
         """Store the source's keys and values in the state, for ``rows`` hypotheses, equally many for each sentence."""
         (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
@@ -199,18 +207,23 @@ class LightConvDecoder(OwnEntry, TransformerDecoderBase):
         """
         tokens = newest.unsqueeze(1) if newest.ndim == 1 else newest
         positions: Tensor | None = None
-        if self.embed_positions is not None:
-            table = getattr(self.embed_positions, "weights", None)  # sinusoids; learned embeddings are in ``weight``
-            table = self.embed_positions.weight if table is None else table
+        if (table := self.position_table()) is not None:
             if newest.ndim == 2:
                 position = position + torch.arange(newest.shape[1], device=position.device)
-            positions = table[self.padding_idx + 1 :].index_select(0, position)
+            positions = table.index_select(0, position)
         decoder_step.give_back(self, incremental_state)  # after steps of ``forward``
         x = self.dropout_module(self.embed(tokens, positions)).transpose(0, 1)  # (N, T, C) to (T, N, C)
         for layer in self.layers:
             x = layer(x, incremental_state=incremental_state)[0]
         logits = self.output_layer(self._features(x))
         return logits.squeeze(1) if newest.ndim == 1 else logits
+
+    def search(self, encoder_out: dict[str, list[Tensor]], beams: ops.Beams, bos: int, **rules: Any) -> bool:
+        """Run a whole beam search in one operator, as ``ops.beam_search`` describes it.
+
+        Returns False, and changes nothing, if it must be run step by step.
+        """
+        return type(self) is LightConvDecoder and decoder_step.search(self, encoder_out, beams, bos, rules)
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> None:
         """Reorder the beams in the decoder's own entry of the state; its modules have entries of their own."""

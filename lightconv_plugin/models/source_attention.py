@@ -105,18 +105,20 @@ class SourceAttention(OwnEntry, MultiheadAttention):
     def read(
         self, source: Tensor, padding: Tensor | None, sentence: Tensor, incremental_state: IncrementalState
     ) -> dict[str, Tensor | None]:
-        """Store the keys and values of the source (S, sentences, C), and each hypothesis' sentence (N,), in the state.
+        """Store the keys and values of the source (S, sentences, C), and each row's sentence (N,), in the state."""
+        keys, values = self.keys_and_values(source)
+        padding = None if padding is None else padding.bool().contiguous()
+        entry = {"keys": keys, "values": values, "padding": padding, "sentence": sentence}
+        self.set_incremental_state(incremental_state, entry)
+        return entry
+
+    def keys_and_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values (sentences, S, C) of the source (S, sentences, C).
 
         The linear layers get the source in the layout of training (positions first), so that hooks see one layout.
         """
-        entry = {
-            "keys": apply_linear(self.k_proj, source).transpose(0, 1).contiguous(),
-            "values": apply_linear(self.v_proj, source).transpose(0, 1).contiguous(),
-            "padding": None if padding is None else padding.bool().contiguous(),
-            "sentence": sentence,
-        }
-        self.set_incremental_state(incremental_state, entry)
-        return entry
+        keys, values = (apply_linear(layer, source) for layer in (self.k_proj, self.v_proj))
+        return keys.transpose(0, 1).contiguous(), values.transpose(0, 1).contiguous()
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Reorder the beams: hypothesis b gets the sentence of hypothesis new_order[b]."""

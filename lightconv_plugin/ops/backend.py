@@ -88,6 +88,7 @@ OPERATORS = {
     "packed_linear": Operator(types=(torch.float32,), replaces="packed"),
     "bf16_linear": Operator("bf16_linear_backward", types=(torch.float32,), contiguous=True, replaces="bf16"),
     "decoder_step": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
+    "beam_search": Operator(types=(torch.float32,), contiguous=True, replaces="few rows"),
 }
 
 

@@ -61,7 +61,7 @@ FAKES: dict[str, Callable[..., object]] = {
     **dict.fromkeys(("glu_mask_backward", "smoothed_nll_backward"), lambda _, x, *__: like(x)),
     **dict.fromkeys(("light_conv", "dynamic_conv"), lambda x, *_: in_order_of(x, x)),
     **dict.fromkeys(("few_rows_linear", "bf16_linear"), lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[0])),
-    **dict.fromkeys(("update_decide", "adam_step", "search_step"), lambda *_: None),
+    **dict.fromkeys(("update_decide", "adam_step", "search_step", "beam_search"), lambda *_: None),
     "conv_backward": conv_backward,
     "glu_mask": lambda x, _: x.new_empty(*x.shape[:2], x.shape[2] // 2),
     "smoothed_nll": lambda x, *_: tuple(x.new_empty(n, dtype=torch.float64) for n in (2, len(x))),

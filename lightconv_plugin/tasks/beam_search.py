@@ -52,7 +52,8 @@ class BeamSearchGenerator(SequenceGenerator):
     - The first step computes one row per sentence.
     - A decoder that reads the source once does not get a copy of it for every hypothesis.
     - The host waits for a GPU once per step, to learn which sentences continue, and at the end of a batch.
-    - For our own encoder-decoders, a step on a GPU is one CUDA graph (``search_graphs``).
+    - For our own encoder-decoders, a step on a GPU is one CUDA graph (``search_graphs``). On a CPU, all steps of one
+      model are one operator (``ops.beam_search``), except with --no-repeat-ngram-size.
 
     The resulting hypotheses are on the CPU. Searches of other kinds run in fairseq's generator, and the log says so
     once. Hypotheses contain no attention, which fairseq prints only with --print-alignment, by another generator.
@@ -65,7 +66,8 @@ class BeamSearchGenerator(SequenceGenerator):
         stepwise_length_penalty: alpha of ``LengthPenalty``, applied at every step; None for fairseq's search.
 
     Attributes:
-        searched_by: how the last search ran: "graphs", "kernels" (one after the other) or "fairseq".
+        searched_by: how the last search ran: "operator" (all steps in one), "kernels" (one after the other), "graphs",
+            or "fairseq".
 
     Raises:
         ValueError: a stepwise penalty is combined with --lenpen, --unnormalized or a search that only fairseq supports.
@@ -179,12 +181,20 @@ class BeamSearchGenerator(SequenceGenerator):
             return self._captured(source, bos=bos, min_len=self.min_len, max_len=max_len)
         encoders, decoders = zip(*(self._held or self._parts()), strict=True)
         encoder_outs = [encoder.forward_torchscript(net_input) for encoder in encoders]
-        states: list[dict[str, Any]] = [{} for _ in models]
-        # our decoders store keys and values of the source in the state; fairseq's get the encoder's output, row by row
-        stateful = [(part, *part.stateful) if hasattr(part, "read_source") else None for part in decoders]
         rules, beam, sentences = self.rules, self.beam_size, len(source)
         beams = rules.beams(sentences, max_len + 1, source.device)
         beams.limits[1], beams.limits[2] = self.min_len, max_len
+        options: dict[str, Any] = {
+            name: getattr(rules, name) for name in ("temperature", "pad", "eos", "unk", "unk_penalty")
+        }
+        searches_alone = len(models) == 1 and not rules.ngram and hasattr(decoders[0], "search")
+        if searches_alone and decoders[0].search(encoder_outs[0], beams, bos, stepwise=rules.stepwise, **options):
+            self.searched_by = "operator"
+            return rules.results(beams, sentences)
+
+        states: list[dict[str, Any]] = [{} for _ in models]
+        # our decoders store keys and values of the source in the state; fairseq's get the encoder's output, row by row
+        stateful = [(part, *part.stateful) if hasattr(part, "read_source") else None for part in decoders]
         # A decoder's batch holds the sentences that continue: row n is hypothesis n % width of sentence
         # searched[n // width]. Before the first token, a sentence has one row.
         searched, width = torch.arange(sentences, device=source.device), 1
@@ -204,11 +214,7 @@ class BeamSearchGenerator(SequenceGenerator):
                 beams.limits,
                 beams=width,
                 count=2 * beam,
-                temperature=self.temperature,
-                pad=self.pad,
-                eos=self.eos,
-                unk=self.unk,
-                unk_penalty=self.unk_penalty,
+                **options,
             )
             if len(searched) < sentences:  # extend to all sentences: finished ones have no candidates
                 values, words, parents = (

@@ -127,7 +127,7 @@ class Search:
             self.generator = built.task.build_generator([built.model], options)
 
     def made_by(self) -> str:
-        """Return how the last search ran: "graphs", "kernels" (one after the other) or "fairseq"."""
+        """Return how the last search ran, see ``BeamSearchGenerator``."""
         return getattr(self.generator, "searched_by", "fairseq")
 
     def run(self, source: torch.Tensor) -> Callable[[], None]:

@@ -12,10 +12,12 @@ from unittest import mock
 
 import pytest
 import torch
+from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
 from lightconv_plugin import ops
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder
 from lightconv_plugin.modules import AverageAttention
 from lightconv_plugin.modules.linear import is_plain
 from tests.models.common import check_scores
@@ -129,9 +131,63 @@ def test_the_search_scores_what_the_changed_model_does(name, monkeypatch):
     for layer, path in ((layer, path) for layer in built.decoder.layers for path in paths):
         if isinstance(replacement := change(layer.get_submodule(path)), nn.Module):
             layer.set_submodule(path, replacement)
-    with mock.patch.object(ops, "decoder_step", wraps=ops.decoder_step) as operator:
+    with (
+        mock.patch.object(ops, "decoder_step", wraps=ops.decoder_step) as operator,
+        mock.patch.object(ops, "beam_search", wraps=ops.beam_search) as whole,
+    ):
         check(built)
-    assert operator.called == (name == "plain again")
+    assert operator.called == whole.called == (name == "plain again")
+
+
+class DoubledOutput(nn.Linear):
+    """A subclass of the output layer, which has no bias."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def own_method(built):
+    method = built.decoder.output_layer
+    built.decoder.output_layer = lambda features: 2 * method(features)
+
+
+class Mirrored(SinusoidalPositionalEmbedding):
+    """A subclass of the original positions."""
+
+    def forward(self, *arguments, **options):
+        return -super().forward(*arguments, **options)
+
+
+class Halved(LightConvDecoder):
+    """A subclass of the decoder."""
+
+    def output_layer(self, features):
+        return super().output_layer(features) / 2
+
+
+# changes before and after a decoder's blocks
+ENDS: dict[str, Callable[[Any], Any]] = {
+    "hooked words": lambda built: built.decoder.embed_tokens.register_forward_hook(lambda _, __, out: -5 * out),
+    "output layer of a subclass": lambda built: setattr(built.decoder.output_projection, "__class__", DoubledOutput),
+    "own method": own_method,
+    "positions of a subclass": lambda built: setattr(built.decoder.embed_positions, "__class__", Mirrored),
+    "decoder of a subclass": lambda built: setattr(built.decoder, "__class__", Halved),
+    "bounded embeddings": lambda built: setattr(built.decoder.embed_tokens, "max_norm", 0.1),
+    "norm of words": lambda built: setattr(built.decoder, "layernorm_embedding", nn.LayerNorm(16)),
+    "norm with another epsilon": lambda built: setattr(built.decoder, "layer_norm", nn.LayerNorm(16, eps=0.5)),
+    "another width of words": lambda built: setattr(built.decoder, "project_in_dim", Doubled(nn.Linear(16, 16))),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@torch.no_grad()
+def test_the_search_scores_what_a_model_with_changed_ends_does(name, monkeypatch):
+    monkeypatch.setenv("LIGHTCONV_BACKEND", "native")
+    built = model()
+    ENDS[name](built)
+    with mock.patch.object(ops, "beam_search", wraps=ops.beam_search) as whole:
+        check(built)
+    assert not whole.called
 
 
 def other_data(built):

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from lightconv_plugin import ops
 from lightconv_plugin.models import decoder_step
+from lightconv_plugin.models.encoder_decoder import LightConvDecoder
 from lightconv_plugin.modules import Dropout
 from lightconv_plugin.modules.linear import with_packed_weights
 from tests.models import common
-from tests.ops.conftest import cpu, products_in  # noqa: F401  a fixture
+from tests.ops.conftest import VECTOR_BITS, operators_of, products_in
+from tests.ops.test_opcheck import SAMPLES
+from tests.tasks import test_beam_search as searches
 from tests.tolerances import assert_close
 
 S = 5  # source positions
@@ -24,6 +27,12 @@ S = 5  # source positions
 @pytest.fixture(scope="module", autouse=True)
 def compiled():
     assert ops.library.load() is None
+
+
+@pytest.fixture(params=VECTOR_BITS, ids=str)
+def cpu(request):
+    """Operators with vectors of each width, for one test: packed weights need the widest."""
+    yield from operators_of(request.param)
 
 
 @pytest.fixture
@@ -92,7 +101,7 @@ ORDERS = [
 @pytest.mark.parametrize("conv", ["lightweight", "dynamic"])
 @pytest.mark.parametrize("glu", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_step_equals_the_decoder(conv, glu, norm_first, calls, cpu):  # noqa: F811
+def test_a_step_equals_the_decoder(conv, glu, norm_first, calls, cpu):
     built = decoder(decoder_conv_type=conv, decoder_glu=glu, decoder_normalize_before=norm_first)
     follow(built, ORDERS, padded=True)
     assert calls == [len(order) for order in ORDERS[1:]]  # the first step makes the states
@@ -296,3 +305,112 @@ def test_the_weights_of_a_decoder_are_those_of_its_blocks():
         assert len(expected) == len(ops.BlockWeights._fields)
         assert expected[0] is block.mixer.in_proj.weight
         assert expected[-1] is block.ffn_residual.layer_norm.bias
+
+
+# ---- A whole search in one operator ----
+
+KINDS: dict[str, dict[str, Any]] = {
+    "as in the paper": {},
+    "norm first": {"decoder_normalize_before": True},
+    "learned positions": {"decoder_learned_pos": True},
+    "no positions": {"no_token_positional_embeddings": True},
+    "unscaled, shared": {"no_scale_embedding": True, "share_decoder_input_output_embed": True},
+}
+
+
+@pytest.fixture
+def step_by_step(monkeypatch):
+    """A function that searches without the operator for all steps."""
+
+    def search(generator, batch):
+        with monkeypatch.context() as patch:
+            patch.setattr(LightConvDecoder, "search", lambda *_, **__: False)
+            results = generator.generate([], batch)
+        assert generator.searched_by == "kernels"
+        return results
+
+    return search
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("alpha", [None, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arch", searches.OURS)
+def test_a_search_in_one_operator_equals_its_steps(arch, kind, alpha, step_by_step):
+    """Sentences end in different steps; one is all padding but its end."""
+    built = searches.model(arch, seed=3, **KINDS[kind])
+    for parameter in (part for name, part in built.decoder.named_parameters() if "norm" in name):
+        torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+    for options in ({}, {"beam": 2, "unkpen": 1.5, "temperature": 0.6, "min_len": 3}, {"beam": 1, "max_len_b": 1}):
+        ours = searches.generator([built], alpha=alpha, **options)
+        for lengths in ([7, 1, 5], [4]):
+            batch = searches.sample(lengths)
+            got = ours.generate([], batch)
+            assert ours.searched_by == "operator"
+            searches.assert_same(got, step_by_step(ours, batch))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_many_sentences_are_searched_in_one_operator_with_packed_weights(precision, step_by_step):
+    """Without packed weights the library is slower for many rows, so the search runs in steps."""
+    with products_in(precision):
+        built, batch = searches.model(searches.DYNAMIC), searches.sample([3, 5, 4, 7] * 8)
+        ours = searches.generator([built])
+        got = ours.generate([], batch)
+        assert ours.searched_by == "operator"
+        expected = step_by_step(ours, batch)
+        if precision == "fp32":  # the others round differently if the last digit of their input does
+            searches.assert_same(got, expected)
+        assert [len(hypotheses) for hypotheses in got] == [4] * 32
+    unpacked = built.decoder
+    assert not unpacked.search(built.encoder(**batch["net_input"]), ours.rules.beams(32, 9, "cpu"), 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{"no_repeat_ngram_size": 2}, {"models": 2}])
+def test_other_searches_run_in_steps(options):
+    built = searches.model(searches.LIGHT)
+    models = [built] * options.pop("models", 1)
+    ours = searches.generator(models, **options)
+    ours.generate([], searches.sample([4, 6]))
+    assert ours.searched_by == "kernels"
+
+
+@torch.no_grad()
+def test_a_search_for_more_positions_than_there_are_runs_in_steps():
+    built = searches.model(searches.LIGHT, decoder_learned_pos=True, max_target_positions=5)
+    built.make_generation_fast_(need_attn=False)
+    encoder_out = built.encoder(**searches.sample([4])["net_input"])
+    rules = searches.generator([built]).rules
+    for longest, fits in ((5, True), (6, False)):
+        beams = rules.beams(1, longest, "cpu")
+        beams.limits[2] = longest - 1
+        assert built.decoder.search(encoder_out, beams, 2, stepwise=False, **RULES) == fits
+
+
+RULES = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.0}
+
+
+@torch.no_grad()
+def test_a_whole_search_refuses_tensors_that_do_not_fit():
+    arguments = dict(zip(WHOLE, SAMPLES["beam_search"]()[0], strict=True))
+    beams, rings = arguments["beams"], arguments["rings"]
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("expected the 15 tensors of ops.Beams; got 14", {"beams": beams[:14]}),
+        ("tensors as ops.Beams describes them", {"beams": beams._replace(scores=beams.scores.double())}),
+        (r"expected embeddings \(V, C\)", {"embeddings": beams.scores}),
+        ("a special token is outside the vocabulary", {"bos": 99}),
+        ("a temperature above 0", {"temperature": 0.0}),
+        (r"positions \(longest or more, C\)", {"positions": arguments["positions"][:1]}),
+        (r"expected a weight \(\d+, \d+\); got", {"out_weight": arguments["out_weight"][:, :3]}),
+        (r"expected ring \(K, M, C\)", {"rings": [ring[:, :3] for ring in rings]}),
+        ("step -1 of a search of 3 steps", {"beams": beams._replace(limits=torch.tensor([-1, 2, 2]))}),
+        ("keys and values; got 38, 1 and 2", {"keys": arguments["keys"][:1]}),
+    ]
+    for message, changed in cases:
+        with pytest.raises(RuntimeError, match=message):
+            torch.ops.lightconv.beam_search(*(arguments | changed).values())
+
+
+WHOLE = [argument.name for argument in torch.ops.lightconv.beam_search.default._schema.arguments]

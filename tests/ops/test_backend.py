@@ -25,7 +25,7 @@ ON_GPUS_ALONE = {"update_decide", "adam_step"}
 # operators that have only a reference implementation on a device
 WITHOUT_KERNEL = {
     *((name, "cpu") for name in ("glu_mask", "residual_norm")),
-    *((name, "cuda") for name in ("dropout", "few_rows_linear", "decoder_step")),
+    *((name, "cuda") for name in ("dropout", "few_rows_linear", "decoder_step", "beam_search")),
     *((name, "cuda") for name in ("bf16_linear", "pack_weight", "packed_linear")),
 }
 

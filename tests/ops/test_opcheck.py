@@ -86,6 +86,18 @@ def blocks(dynamic: bool) -> tuple[Any, ...]:
     return draw(1, B, C), both, *history, *source, H, 2, True, dynamic, not dynamic, 1e-5
 
 
+def whole_search(dynamic: bool) -> tuple[Any, ...]:
+    """Arguments of a search for two sentences by a decoder of two blocks: all hypotheses end in the third step."""
+    _, both, rings, _, _, keys, values, padding, _, *options = blocks(dynamic)
+    begun = begun_search(2, 2, 3, 0, 0, torch.Generator())
+    steps = torch.full_like(begun.steps, ops.NEVER)
+    beams = begun._replace(limits=torch.tensor([0, 2, 2]), open=torch.ones(2, dtype=torch.bool), steps=steps)
+    rooms = [ring.new_empty(K, 4, C) for ring in rings]
+    norm = (draw(C), draw(C)) if dynamic else (None, None)
+    ends = ops.DecoderEnds(draw(V, C), 1.5, draw(3, C), *norm, draw(V, C), None if dynamic else draw(V))
+    return beams, 2, *ends, both, rooms, keys, values, padding, *options, 0.9, 0, 2, 1, 0.5, not dynamic
+
+
 def loss() -> tuple[Tensor, Tensor, int]:
     return draw(T, V), torch.tensor([1, 0, 6, 3, 0]), 0
 
@@ -147,6 +159,7 @@ SAMPLES: dict[str, Callable[[], list[tuple[Any, ...]]]] = {
         for need in ((True, True, True), (True, False, False), (False, True, False))
     ],
     "decoder_step": lambda: [blocks(dynamic=False), blocks(dynamic=True)],
+    "beam_search": lambda: [whole_search(dynamic=False), whole_search(dynamic=True)],
 }
 
 

@@ -279,3 +279,63 @@ def search_step(
         beams.ancestors.copy_(beams.ancestors.gather(1, order.expand(len(beams.ancestors), -1)))
     beams.limits[:1].add_(1)
     beams.clock.add_(1)
+
+
+class DecoderEnds(NamedTuple):
+    """Weights of a decoder before and after its blocks, in the order of the operator ``beam_search``.
+
+    Attributes:
+        embeddings: (V, C), of the words.
+        scale: factor of the words' embeddings.
+        positions: (T, C), the embedding of each step's position, the first step first; None if there are none.
+        norm_weight, norm_bias: of a layer norm after the last block, (C,), or None.
+        out_weight, out_bias: of the output layer. The weight is (V, C), or packed by ``pack_weight``; the bias may be
+            None.
+    """
+
+    embeddings: Tensor
+    scale: float
+    positions: Tensor | None
+    norm_weight: Tensor | None
+    norm_bias: Tensor | None
+    out_weight: Tensor
+    out_bias: Tensor | None
+
+
+def beam_search(
+    beams: Beams,
+    ends: DecoderEnds,
+    weights: Sequence[Tensor],
+    source: Mapping[str, Any],
+    *,
+    bos: int,
+    options: Mapping[str, Any],
+    temperature: float,
+    pad: int,
+    eos: int,
+    unk: int,
+    unk_penalty: float,
+    stepwise: bool,
+) -> None:
+    """Run a whole beam search with one decoder, all steps in one operator.
+
+    A step is ``decoder_step`` between the decoder's ends, ``step_candidates`` and ``search_step``. The decoder computes
+    rows only of sentences that are still open: one row each in the first step, afterwards ``beam``.
+    ``tasks.BeamSearchGenerator``, which calls these functions one by one, is the reference implementation. Call this
+    function only if ``ops.takes`` returns True for "beam_search".
+
+    Args:
+        beams: the state of the search before its first step; changed in place to that after the last one.
+        ends: the decoder's weights before and after its blocks.
+        weights: as for ``decoder_step``.
+        source: for each block, ``rings`` (K, M, C') with M >= sentences * beam, whose numbers are overwritten, and
+            ``keys`` and ``values`` (sentences, S, C) of the source; for all, its ``padding`` (sentences, S), or None.
+        bos: the token before the first token of each hypothesis.
+        options: the options of ``decoder_step``. The layer norm after the last block has the same ``eps``.
+        temperature, pad, eos, unk, unk_penalty: as for ``step_candidates``.
+        stepwise: as for ``search_step``.
+    """
+    tensors = (source[name] for name in ("rings", "keys", "values", "padding"))
+    of_blocks = (options[name] for name in ("conv_heads", "heads", "gated", "dynamic", "norm_first", "eps"))
+    rules = (temperature, pad, eos, unk, unk_penalty, stepwise)
+    torch.ops.lightconv.beam_search(beams, bos, *ends, weights, *tensors, *of_blocks, *rules)

@@ -51,6 +51,12 @@ STABLE_TORCH_LIBRARY(lightconv, m) {
            "decoder_step(Tensor x, Tensor[] weights, Tensor(a!)[] rings, Tensor(b!) ancestors, Tensor(c!) position, "
            "Tensor[] keys, Tensor[] values, Tensor? padding, Tensor sentence, int conv_heads, int heads, bool gated, "
            "bool dynamic, bool norm_first, float eps) -> Tensor",
+           // beams: the tensors of ops.Beams
+           "beam_search(Tensor(a!)[] beams, int bos, Tensor embeddings, float scale, Tensor? positions, "
+           "Tensor? norm_weight, Tensor? norm_bias, Tensor out_weight, Tensor? out_bias, Tensor[] weights, "
+           "Tensor(b!)[] rings, Tensor[] keys, Tensor[] values, Tensor? padding, int conv_heads, int heads, bool gated, "
+           "bool dynamic, bool norm_first, float eps, float temperature, int pad, int eos, int unk, float unk_penalty, "
+           "bool stepwise) -> ()",
        })
     m.def(schema);
 }
