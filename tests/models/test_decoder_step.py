@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,7 @@ from lightconv_plugin.models.encoder_decoder import LightConvDecoder
 from lightconv_plugin.modules import Dropout
 from lightconv_plugin.modules.linear import with_packed_weights
 from tests.models import common
-from tests.ops.conftest import VECTOR_BITS, operators_of, products_in
+from tests.ops.conftest import VECTOR_BITS, operators_of, products_in, set_threads  # noqa: F401  a fixture
 from tests.ops.test_opcheck import SAMPLES
 from tests.tasks import test_beam_search as searches
 from tests.tolerances import assert_close
@@ -393,7 +394,28 @@ RULES = {"temperature": 1.0, "pad": 1, "eos": 2, "unk": 3, "unk_penalty": 0.0}
 
 
 @torch.no_grad()
-def test_a_whole_search_refuses_tensors_that_do_not_fit():
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_any_number_of_threads_and_callers_finds_the_same(precision, set_threads):  # noqa: F811
+    """The vocabulary is large enough for parts of several pieces. With several callers, each has a team."""
+    with products_in(precision):
+        built, batch = searches.model(searches.DYNAMIC, types=9000), searches.sample([6, 3, 7], types=9000)
+        set_threads(1)
+        expected = searches.generator([built]).generate([], batch)
+        for threads in (2, 3, 8):
+            generators = [searches.generator([built]) for _ in range(4)]
+            with ThreadPoolExecutor(4, initializer=set_threads, initargs=[threads]) as callers:
+                found = [callers.submit(generator.generate, [], batch) for generator in generators * 3]
+            assert {generator.searched_by for generator in generators} == {"operator"}
+            for each in found:
+                for ours, theirs in zip(itertools.chain(*each.result()), itertools.chain(*expected), strict=True):
+                    assert torch.equal(ours["tokens"], theirs["tokens"])
+                    assert torch.equal(ours["positional_scores"], theirs["positional_scores"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_whole_search_refuses_tensors_that_do_not_fit(threads, set_threads):  # noqa: F811
+    set_threads(threads)
     arguments = dict(zip(WHOLE, SAMPLES["beam_search"]()[0], strict=True))
     beams, rings = arguments["beams"], arguments["rings"]
     cases: list[tuple[str, dict[str, Any]]] = [

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/team.h"
 #include "tensor.h"
 
 namespace lightconv {
@@ -24,7 +25,7 @@ inline constexpr int64_t kWorth = 131072;  // multiply-adds that are worth wakin
 // scratch memory.
 template <class Body>
 void on_threads(int64_t count, int64_t grain, int64_t numbers, const Body& body) {
-  torch::stable::parallel_for(0, count, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+  in_ranges(count, grain, [&](int64_t begin, int64_t end) {
     thread_local std::vector<double> scratch;
     scratch.resize(numbers);
     body(scratch.data(), begin, end);

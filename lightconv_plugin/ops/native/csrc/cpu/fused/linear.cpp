@@ -141,7 +141,7 @@ Number* kept(std::vector<Number>& place, int64_t count) {
 // Calls pack(begin, end) on threads, for ranges of [0, count); each index stands for `size` numbers to pack.
 template <class Pack>
 void in_parts(int64_t count, int64_t size, const Pack& pack) {
-  torch::stable::parallel_for(0, count, 1 + 65536 / (size + 1), pack);
+  in_ranges(count, 1 + 65536 / (size + 1), pack);
 }
 
 // ---- Products in bfloat16 ----
@@ -164,7 +164,7 @@ void run(const Product& product) {
   // fewer than 32 rows take as long as 32: the time is that of reading B
   const int64_t across = by_rows ? product.N : std::max<int64_t>(product.M, 32);
   const int64_t worth = 1 + 4'000'000 / (32 * product.K * across + 1);
-  torch::stable::parallel_for(0, by_rows ? rows : (columns + 1) / 2, worth, [&](int64_t begin, int64_t end) {
+  in_ranges(by_rows ? rows : (columns + 1) / 2, worth, [&](int64_t begin, int64_t end) {
     thread_local std::vector<uint16_t> place;
     uint16_t* scratch = kept(place, kProductScratch);
     if (by_rows)

@@ -247,50 +247,52 @@ void beam_search(std::vector<Tensor> beams, int64_t bos, const Tensor& embedding
   std::vector<float> x, logits;
   Pool pool;
   int64_t inputs = 0;
-  while (!rows.sentences.empty()) {
-    const int64_t N = rows.newest.size();
-    Tensor sentence = torch::stable::new_empty(scores, {N}, ScalarType::Long);
-    for (int64_t n = 0; n < N; ++n) numbers<int64_t>(sentence)[n] = rows.sentences[n / rows.width];
-    Decoder decoder = decoder_of(C, weights, rings, keys, values, padding, sentence,
-                                 {N, conv_heads, heads, gated, dynamic, norm_first, eps});
-    x.resize(N * C), logits.resize(N * V);
-    // finished sentences have no candidates
-    std::fill_n(numbers<float>(best), sentences * count, -std::numeric_limits<float>::infinity());
-    std::fill_n(numbers<int64_t>(words), sentences * count, 0);
-    std::fill_n(numbers<int64_t>(origins), sentences * count, 0);
-    for (bool same_rows = true; same_rows;) {
-      const int64_t* limit = numbers<int64_t>(limits);
-      const int64_t step = limit[0];
-      STD_TORCH_CHECK(step >= 0 && step < longest, "beam_search: step ", step, " of a search of ", longest, " steps");
-      for (int64_t n = 0; n < N; ++n) {
-        STD_TORCH_CHECK(rows.newest[n] >= 0 && rows.newest[n] < V, "beam_search: a token is outside the vocabulary");
-        const float* word = embedding + rows.newest[n] * C;
-        float* input = x.data() + n * C;
-        for (int64_t c = 0; c < C; ++c) input[c] = static_cast<float>(scale) * word[c];
-        for (int64_t c = 0; place != nullptr && c < C; ++c) input[c] += place[step * C + c];
-      }
-      decoder.ancestors = rows.history.data(), decoder.inputs = &inputs;
-      run(decoder, x.data());
-      if (norm.scale != nullptr) kernels().normalize(norm, x.data(), N, C, x.data());
-      compute(output, N, x.data(), logits.data());
+  Team::lead([&] {
+    while (!rows.sentences.empty()) {
+      const int64_t N = rows.newest.size();
+      Tensor sentence = torch::stable::new_empty(scores, {N}, ScalarType::Long);
+      for (int64_t n = 0; n < N; ++n) numbers<int64_t>(sentence)[n] = rows.sentences[n / rows.width];
+      Decoder decoder = decoder_of(C, weights, rings, keys, values, padding, sentence,
+                                   {N, conv_heads, heads, gated, dynamic, norm_first, eps});
+      x.resize(N * C), logits.resize(N * V);
+      // finished sentences have no candidates
+      std::fill_n(numbers<float>(best), sentences * count, -std::numeric_limits<float>::infinity());
+      std::fill_n(numbers<int64_t>(words), sentences * count, 0);
+      std::fill_n(numbers<int64_t>(origins), sentences * count, 0);
+      for (bool same_rows = true; same_rows;) {
+        const int64_t* limit = numbers<int64_t>(limits);
+        const int64_t step = limit[0];
+        STD_TORCH_CHECK(step >= 0 && step < longest, "beam_search: step ", step, " of a search of ", longest, " steps");
+        for (int64_t n = 0; n < N; ++n) {
+          STD_TORCH_CHECK(rows.newest[n] >= 0 && rows.newest[n] < V, "beam_search: a token is outside the vocabulary");
+          const float* word = embedding + rows.newest[n] * C;
+          float* input = x.data() + n * C;
+          for (int64_t c = 0; c < C; ++c) input[c] = static_cast<float>(scale) * word[c];
+          for (int64_t c = 0; place != nullptr && c < C; ++c) input[c] += place[step * C + c];
+        }
+        decoder.ancestors = rows.history.data(), decoder.inputs = &inputs;
+        run(decoder, x.data());
+        if (norm.scale != nullptr) kernels().normalize(norm, x.data(), N, C, x.data());
+        compute(output, N, x.data(), logits.data());
 
-      Search search = search_of(N, V, rows.width, count, temperature, limit, pad, eos, unk, unk_penalty);
-      search.logits = logits.data(), search.scores = rows.scores.data();
-      run(search, pool);
-      for (size_t i = 0; i < rows.sentences.size(); ++i) {
-        const int64_t first = rows.sentences[i] * count;
-        choose(search, pool, rows.width, i, count, numbers<float>(best) + first, numbers<int64_t>(words) + first,
-               numbers<int64_t>(origins) + first);
+        Search search = search_of(N, V, rows.width, count, temperature, limit, pad, eos, unk, unk_penalty);
+        search.logits = logits.data(), search.scores = rows.scores.data();
+        run(search, pool);
+        for (size_t i = 0; i < rows.sentences.size(); ++i) {
+          const int64_t first = rows.sentences[i] * count;
+          choose(search, pool, rows.width, i, count, numbers<float>(best) + first, numbers<int64_t>(words) + first,
+                 numbers<int64_t>(origins) + first);
+        }
+        search_step(best, words, origins, limits, clock, penalties, newest, scores, order, beams[6], beams[7], beams[8],
+                    beams[9], beams[10], beams[11], beams[12], open, beams[14], eos, stepwise);
+        if (step >= limit[2]) return;
+        Rows next = rows_after(rows, slots, beam, numbers<bool>(open), numbers<int64_t>(newest), numbers<float>(scores),
+                               numbers<int64_t>(order));
+        same_rows = next.newest.size() == rows.newest.size();
+        rows = std::move(next);
       }
-      search_step(best, words, origins, limits, clock, penalties, newest, scores, order, beams[6], beams[7], beams[8],
-                  beams[9], beams[10], beams[11], beams[12], open, beams[14], eos, stepwise);
-      if (step >= limit[2]) return;
-      Rows next = rows_after(rows, slots, beam, numbers<bool>(open), numbers<int64_t>(newest), numbers<float>(scores),
-                             numbers<int64_t>(order));
-      same_rows = next.newest.size() == rows.newest.size();
-      rows = std::move(next);
     }
-  }
+  });
 }
 
 }  // namespace
