@@ -203,6 +203,42 @@ Rows rows_after(const Rows& rows, int64_t slots, int64_t beam, const bool* open,
   return next;
 }
 
+// What a decoder computes before and after its blocks.
+struct Ends {
+  int64_t V, C;
+  const float *words, *positions;  // (V, C), (longest, C) or null
+  float scale;
+  LayerNorm norm;  // without a scale if there is none
+  Linear output;
+};
+
+Ends ends_of(const Tensor& embeddings, double scale, const std::optional<Tensor>& positions,
+             const std::optional<Tensor>& norm_weight, const std::optional<Tensor>& norm_bias, double eps,
+             const Tensor& out_weight, const std::optional<Tensor>& out_bias, int64_t longest) {
+  STD_TORCH_CHECK(embeddings.dim() == 2 && embeddings.size(0) <= INT32_MAX && embeddings.size(1) > 0,
+                  "beam_search: expected embeddings (V, C)");
+  const int64_t V = embeddings.size(0), C = embeddings.size(1);
+  Ends ends{V, C, float32(embeddings), nullptr, static_cast<float>(scale), {}, {}};
+  if (positions.has_value()) {
+    STD_TORCH_CHECK(positions->dim() == 2 && positions->size(0) >= longest && positions->size(1) == C,
+                    "beam_search: expected embeddings of the positions (longest or more, C)");
+    ends.positions = float32(*positions);
+  }
+  if (norm_weight.has_value() && norm_bias.has_value()) ends.norm = norm_of(*norm_weight, *norm_bias, C, eps);
+  ends.output = layer_of(out_weight, out_bias.has_value() ? &*out_bias : nullptr, C, V);
+  return ends;
+}
+
+// Writes the input of the first block: x (rows, C).
+void embed(const Ends& ends, const Rows& rows, int64_t step, float* x) {
+  for (const int64_t token : rows.newest) {
+    STD_TORCH_CHECK(token >= 0 && token < ends.V, "beam_search: a token is outside the vocabulary");
+    for (int64_t c = 0; c < ends.C; ++c) x[c] = ends.scale * ends.words[token * ends.C + c];
+    for (int64_t c = 0; ends.positions != nullptr && c < ends.C; ++c) x[c] += ends.positions[step * ends.C + c];
+    x += ends.C;
+  }
+}
+
 void beam_search(std::vector<Tensor> beams, int64_t bos, const Tensor& embeddings, double scale,
                  std::optional<Tensor> positions, std::optional<Tensor> norm_weight, std::optional<Tensor> norm_bias,
                  const Tensor& out_weight, std::optional<Tensor> out_bias, std::vector<Tensor> weights,
@@ -215,28 +251,24 @@ void beam_search(std::vector<Tensor> beams, int64_t bos, const Tensor& embedding
                &order = beams[5], &open = beams[13];
   const int64_t sentences = clock.numel(), beam = sentences > 0 ? newest.numel() / sentences : 0;
   const int64_t longest = penalties.numel(), count = 2 * beam;
-  STD_TORCH_CHECK(embeddings.dim() == 2 && embeddings.size(0) <= INT32_MAX && embeddings.size(1) > 0,
-                  "beam_search: expected embeddings (V, C)");
-  const int64_t V = embeddings.size(0), C = embeddings.size(1);
+  const Ends ends = ends_of(embeddings, scale, positions, norm_weight, norm_bias, eps, out_weight, out_bias, longest);
+  const int64_t V = ends.V, C = ends.C;
   STD_TORCH_CHECK(temperature > 0, "beam_search: expected a temperature above 0; got ", temperature);
   for (const int64_t token : {bos, pad, eos, unk})
     STD_TORCH_CHECK(token >= 0 && token < V, "beam_search: a special token is outside the vocabulary");
   STD_TORCH_CHECK(count > 0 && count <= V, "beam_search: expected at most V / 2 beams; got ", beam);
+  // the candidates; finished sentences have none
   Tensor best = torch::stable::new_empty(scores, {sentences, count});
   Tensor words = torch::stable::new_empty(scores, {sentences, count}, ScalarType::Long);
   Tensor origins = torch::stable::new_empty(scores, {sentences, count}, ScalarType::Long);
   check_search(best, words, origins, limits, clock, penalties, newest, scores, order, beams[6], beams[7], beams[8],
                beams[9], beams[10], beams[11], beams[12], open, beams[14]);
-  LayerNorm norm{};
-  if (norm_weight.has_value() && norm_bias.has_value()) norm = norm_of(*norm_weight, *norm_bias, C, eps);
-  const Linear output = layer_of(out_weight, out_bias.has_value() ? &*out_bias : nullptr, C, V);
-  const float *embedding = float32(embeddings), *place = nullptr;
-  if (positions.has_value()) {
-    STD_TORCH_CHECK(positions->dim() == 2 && positions->size(0) >= longest && positions->size(1) == C,
-                    "beam_search: expected embeddings of the positions (longest or more, C)");
-    place = float32(*positions);
-  }
-  int64_t slots = 0;
+  const auto remove_candidates = [&] {
+    std::fill_n(numbers<float>(best), sentences * count, -std::numeric_limits<float>::infinity());
+    std::fill_n(numbers<int64_t>(words), sentences * count, 0);
+    std::fill_n(numbers<int64_t>(origins), sentences * count, 0);
+  };
+  int64_t slots = 0, inputs = 0;
   for (const Tensor& ring : rings) slots += ring.dim() > 0 ? ring.size(0) : 0;
 
   Rows rows{{}, 1, {}, {}, {}};  // before the first token, a sentence has one row
@@ -246,7 +278,6 @@ void beam_search(std::vector<Tensor> beams, int64_t bos, const Tensor& embedding
   rows.history.assign(slots * rows.sentences.size(), 0);
   std::vector<float> x, logits;
   Pool pool;
-  int64_t inputs = 0;
   Team::lead([&] {
     while (!rows.sentences.empty()) {
       const int64_t N = rows.newest.size();
@@ -255,25 +286,15 @@ void beam_search(std::vector<Tensor> beams, int64_t bos, const Tensor& embedding
       Decoder decoder = decoder_of(C, weights, rings, keys, values, padding, sentence,
                                    {N, conv_heads, heads, gated, dynamic, norm_first, eps});
       x.resize(N * C), logits.resize(N * V);
-      // finished sentences have no candidates
-      std::fill_n(numbers<float>(best), sentences * count, -std::numeric_limits<float>::infinity());
-      std::fill_n(numbers<int64_t>(words), sentences * count, 0);
-      std::fill_n(numbers<int64_t>(origins), sentences * count, 0);
+      remove_candidates();
       for (bool same_rows = true; same_rows;) {
-        const int64_t* limit = numbers<int64_t>(limits);
-        const int64_t step = limit[0];
+        const int64_t *limit = numbers<int64_t>(limits), step = limit[0];
         STD_TORCH_CHECK(step >= 0 && step < longest, "beam_search: step ", step, " of a search of ", longest, " steps");
-        for (int64_t n = 0; n < N; ++n) {
-          STD_TORCH_CHECK(rows.newest[n] >= 0 && rows.newest[n] < V, "beam_search: a token is outside the vocabulary");
-          const float* word = embedding + rows.newest[n] * C;
-          float* input = x.data() + n * C;
-          for (int64_t c = 0; c < C; ++c) input[c] = static_cast<float>(scale) * word[c];
-          for (int64_t c = 0; place != nullptr && c < C; ++c) input[c] += place[step * C + c];
-        }
+        embed(ends, rows, step, x.data());
         decoder.ancestors = rows.history.data(), decoder.inputs = &inputs;
         run(decoder, x.data());
-        if (norm.scale != nullptr) kernels().normalize(norm, x.data(), N, C, x.data());
-        compute(output, N, x.data(), logits.data());
+        if (ends.norm.scale != nullptr) kernels().normalize(ends.norm, x.data(), N, C, x.data());
+        compute(ends.output, N, x.data(), logits.data());
 
         Search search = search_of(N, V, rows.width, count, temperature, limit, pad, eos, unk, unk_penalty);
         search.logits = logits.data(), search.scores = rows.scores.data();
@@ -288,7 +309,7 @@ void beam_search(std::vector<Tensor> beams, int64_t bos, const Tensor& embedding
         if (step >= limit[2]) return;
         Rows next = rows_after(rows, slots, beam, numbers<bool>(open), numbers<int64_t>(newest), numbers<float>(scores),
                                numbers<int64_t>(order));
-        same_rows = next.newest.size() == rows.newest.size();
+        same_rows = next.sentences.size() == rows.sentences.size() && next.width == rows.width;
         rows = std::move(next);
       }
     }
