@@ -403,7 +403,7 @@ def test_any_number_of_threads_and_callers_finds_the_same(precision, set_threads
         expected = searches.generator([built]).generate([], batch)
         for threads in (2, 3, 8):
             generators = [searches.generator([built]) for _ in range(4)]
-            with ThreadPoolExecutor(4, initializer=set_threads, initargs=[threads]) as callers:
+            with ThreadPoolExecutor(4, initializer=set_threads, initargs=(threads,)) as callers:
                 found = [callers.submit(generator.generate, [], batch) for generator in generators * 3]
             assert {generator.searched_by for generator in generators} == {"operator"}
             for each in found:

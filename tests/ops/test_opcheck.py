@@ -93,8 +93,8 @@ def whole_search(dynamic: bool) -> tuple[Any, ...]:
     steps = torch.full_like(begun.steps, ops.NEVER)
     beams = begun._replace(limits=torch.tensor([0, 2, 2]), open=torch.ones(2, dtype=torch.bool), steps=steps)
     rooms = [ring.new_empty(K, 4, C) for ring in rings]
-    norm = (draw(C), draw(C)) if dynamic else (None, None)
-    ends = ops.DecoderEnds(draw(V, C), 1.5, draw(3, C), *norm, draw(V, C), None if dynamic else draw(V))
+    norm = draw(C) if dynamic else None
+    ends = ops.DecoderEnds(draw(V, C), 1.5, draw(3, C), norm, norm, draw(V, C), None if dynamic else draw(V))
     return beams, 2, *ends, both, rooms, keys, values, padding, *options, 0.9, 0, 2, 1, 0.5, not dynamic
 
 
