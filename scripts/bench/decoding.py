@@ -28,7 +28,7 @@ from scripts.fairseq_io.models import TaskAndModel, translation
 WIDTH, BEAM = 31, 4
 ROWS, CHANNELS = (128, 1024), (512, 1024)  # sizes at which a single step is timed
 BASELINE = ("transformer_iwslt_de_en", "translation", "fp32")
-SEARCH_OPERATORS = ("attend", "step_candidates", "search_step")  # those that only searches use
+SEARCH_OPERATORS = ("attend", "step_candidates", "search_step", "beam_search")  # those that only searches use
 BY_REFERENCE = "pla_translation, reference"  # its rows: the search with the reference implementations of these
 
 

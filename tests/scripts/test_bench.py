@@ -151,7 +151,7 @@ def test_steps_and_searches_are_compared_with_fairseqs(int8_reason, options, sea
     speeds = {(row["model"], row["task"], row["products"]): row["sentences/s"] for row in searches}
     assert {(row["task"], row["made by"]) for row in searches} == {
         ("translation", "fairseq"),
-        ("pla_translation", "kernels"),
+        ("pla_translation", "operator"),
         *([(decoding.BY_REFERENCE, "kernels")] if options else []),
     }
     for row in searches:  # two sentences of three words and an end symbol
