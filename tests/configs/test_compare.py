@@ -10,7 +10,8 @@ import pytest
 import lightconv_plugin.register  # noqa: F401  registers the models and tasks
 from data_prep.common import CHECKOUT
 from scripts.compare import __main__ as compare
-from scripts.compare.page import speed_table, table
+from scripts.compare.intervals import pooled
+from scripts.compare.page import judge, speed_table, table
 from scripts.compare.plan import read_comparison, read_run
 from scripts.config import load_config
 from scripts.params import Vocabulary, count
@@ -107,11 +108,13 @@ def test_every_page_of_results_is_compared_with_its_command():
 
 
 README_ROWS = {
-    "DynamicConv over fairseq's Transformer, BLEU, 8.2M parameters": (
-        "dynamicconv_256",
-        "sacreBLEU over transformer_256",
+    "DynamicConv over fairseq's Transformer, BLEU, 8.2M parameters": ("dynamicconv_256", "over transformer_256"),
+    "LightConv over fairseq's Transformer, BLEU, 8.2M parameters": ("lightconv_256", "over transformer_256"),
+    "the same DynamicConv after five epochs": (
+        "dynamicconv_256_five_epochs",
+        "over transformer_256_five_epochs",
     ),
-    "LightConv over fairseq's Transformer, BLEU, 8.2M parameters": ("lightconv_256", "sacreBLEU over transformer_256"),
+    "the same LightConv after five epochs": ("lightconv_256_five_epochs", "over transformer_256_five_epochs"),
     "LightConv over self-attention, BLEU": ("lightconv", "sacreBLEU over self_attention"),
     "DynamicConv over self-attention, BLEU": ("dynamicconv", "sacreBLEU over self_attention"),
     "perplexity of self-attention": ("lm_self_attention", "perplexity (lower is better)"),
@@ -120,7 +123,7 @@ README_ROWS = {
     "LightConv, speed over self-attention": ("lightconv", SPEED_FROM_65),
     "DynamicConv, speed over self-attention": ("dynamicconv", SPEED_FROM_65),
 }
-"""The first cell of a row in the README's table of results: the run, and the column of the comparison."""
+"""The first cell of a row in the README's table of results: the run, and the column of the comparison or a claim."""
 
 
 def readme_rows() -> list[tuple[str, str, str]]:
@@ -136,7 +139,10 @@ def readme_rows() -> list[tuple[str, str, str]]:
 
 @functools.cache
 def values_of_records(page: str) -> dict[tuple[str, str], str]:
-    """Return the values of a comparison's runs by run and column; if some have several seeds, of these only."""
+    """Return the values of a comparison's runs by run and column; if some have several seeds, of these only.
+
+    The gain of a claim is under the run and "over RUN".
+    """
     comparison = read_comparison(CONFIGS / next(file for file, name in PAGES.items() if name == page))
     read = [run for name in comparison.models if (run := read_run(name, comparison.config(name), [RECORDS]))]
     runs = [run for run in read if len(run.scored) > 1] or read
@@ -149,6 +155,9 @@ def values_of_records(page: str) -> dict[tuple[str, str], str]:
             for previous, heading, value in zip(["", *header], header, row, strict=False):
                 name = f"{previous.partition(':')[0]}: {heading}" if heading == "x baseline" else heading
                 values[row[0], name] = value
+    for claim in comparison.claims:
+        gain = judge(claim, {run.name: run for run in read}, pooled(read))[1]
+        values[claim.model, f"over {claim.than}"] = gain
     return values
 
 
