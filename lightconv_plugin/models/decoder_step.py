@@ -231,13 +231,13 @@ def _ends_of(decoder: Any, eps: float) -> ops.DecoderEnds | None:
     words, positions, norm, output = (
         getattr(decoder, name) for name in ("embed_tokens", "embed_positions", "layer_norm", "output_projection")
     )
-    others = [getattr(decoder, name) for name in ("project_in_dim", "layernorm_embedding", "project_out_dim")]
+    optional_layers = (decoder.project_in_dim, decoder.layernorm_embedding, decoder.project_out_dim)
     kinds = (SinusoidalPositionalEmbedding, LearnedPositionalEmbedding)
-    replaced = [name for name in vars(decoder) if callable(getattr(type(decoder), name, None))]  # methods
+    replaced_methods = [name for name in vars(decoder) if callable(getattr(type(decoder), name, None))]
     if (
-        replaced
+        replaced_methods
         or not is_plain(decoder, type(decoder))
-        or any(part is not None for part in (*others, decoder.adaptive_softmax))
+        or any(part is not None for part in (*optional_layers, decoder.adaptive_softmax))
         or not is_plain(words, nn.Embedding)
         or not (positions is None or (type(positions) in kinds and is_plain(positions, type(positions))))
         or any(getattr(table, "max_norm", None) is not None for table in (words, positions))

@@ -60,8 +60,7 @@ class Team {
     part_ = &part;
     ticket_ = ++number_ << 32 | static_cast<uint64_t>(pieces);
     ticket_.notify_all();
-    for (uint64_t ticket = ticket_; ticket & kPieces; ticket = ticket_)
-      if (claim(ticket)) continue;
+    for (uint64_t ticket = ticket_; ticket & kPieces; ticket = ticket_) claim(ticket);
     for (int64_t seen = finished_; seen < pieces; seen = finished_) wait(finished_, seen);
   }
 
@@ -82,16 +81,15 @@ class Team {
       else claim(ticket);
   }
 
-  // Claims a piece of the ticket's part, and computes it; returns false if another thread was faster.
-  bool claim(uint64_t ticket) {
+  // Claims a piece of the ticket's part, and computes it, unless another thread was faster.
+  void claim(uint64_t ticket) {
     // until the claim succeeds, the leader may go on to another part: then the ticket has changed, and it fails
     const Part* part = part_;
-    if (!ticket_.compare_exchange_strong(ticket, ticket - 1)) return false;
+    if (!ticket_.compare_exchange_strong(ticket, ticket - 1)) return;
     const int64_t begin = static_cast<int64_t>((ticket & kPieces) - 1) * part->size;
     if (begin < part->count) part->call(part->body, begin, std::min(part->count, begin + part->size));
     ++finished_;
     finished_.notify_one();
-    return true;
   }
 
   // Waits until the number differs from `seen`: for some time by reading it again, and then asleep.
