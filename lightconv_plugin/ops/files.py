@@ -49,6 +49,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     with _errors_name(path, partial):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+        made = os.stat(partial)
     try:
         yield partial
         with _errors_name(path, partial):
@@ -56,8 +57,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
                 with open(file, "rb") as written:
                     os.fsync(written.fileno())
             os.rename(partial, path)
-    except BaseException:  # after the renaming, a folder of that name would be another process's
-        shutil.rmtree(partial, ignore_errors=True)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(partial), made):  # otherwise it is another process's
+                shutil.rmtree(partial, ignore_errors=True)
         raise
     _sync_folder(path.parent)
 

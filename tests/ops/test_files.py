@@ -61,6 +61,16 @@ def test_a_temporary_file_of_another_process_stays(tmp_path):
     assert partial.read_bytes() == b"another's"
 
 
+def test_a_temporary_folder_of_another_process_stays(tmp_path):
+    path, partial = tmp_path / "folder", tmp_path / ".folder.lightconv"
+    with pytest.raises(KeyboardInterrupt), whole_folder(path) as folder:  # noqa: PT012
+        folder.rename(tmp_path / "elsewhere")
+        partial.mkdir()
+        (partial / "file").write_bytes(b"another's")
+        raise KeyboardInterrupt
+    assert (partial / "file").read_bytes() == b"another's"
+
+
 def test_a_folder_appears_when_the_block_ends(tmp_path):
     path, partial = tmp_path / "new" / "folder", tmp_path / "new" / ".folder.lightconv"
     partial.mkdir(parents=True)
